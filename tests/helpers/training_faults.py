@@ -287,7 +287,7 @@ def two_runs_in_one_folder(folder, draw):
     def second(process, run):
         wait_for_step(process, run, step)
         ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.02, **option))
-        assert ended.code == 2 and "another process is training" in ended.said
+        assert ended.code == 2 and "Another process is training" in ended.said
 
     assert in_process(tiny_config(run.path, **OPTIONS, pause=0.02), meanwhile=second).code == 0
     assert_resumes(run, pause=0.02)

@@ -33,7 +33,7 @@ def test_values_are_shortened_for_messages():
 
 def test_a_file_that_is_too_large_or_a_folder_is_refused_by_name(tmp_path):
     (tmp_path / "large").write_bytes(bytes(100))
-    with pytest.raises(DataError, match=r"large has 100 bytes; at most 10 are read"):
+    with pytest.raises(DataError, match=r"large has 100 bytes\. Use a file of at most 10"):
         read_bytes(tmp_path / "large", 10)
-    with pytest.raises(DataError, match=r"cannot read .*: it is a folder"):
+    with pytest.raises(DataError, match=r"Cannot read .*: it is a folder"):
         read_bytes(tmp_path, 10)

@@ -68,7 +68,7 @@ def _problem(kind: Any, error: ValidationError) -> ConfigurationError:
     for name in parents:
         kind = typing.get_type_hints(kind).get(str(name)) if dataclasses.is_dataclass(kind) else None
     fields = sorted(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else []
-    return ConfigurationError(f"unknown field {where!r}. {suggest(str(last), fields, 'Fields')}")
+    return ConfigurationError(f"Unknown field {where!r}. {suggest(str(last), fields, 'Fields')}")
 
 
 def suggest(name: str, known: typing.Iterable[str], what: str) -> str:
@@ -132,12 +132,12 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if path.suffix == ".json":
         return read_json(path, error=ConfigurationError)
     if path.suffix != ".toml":
-        raise ConfigurationError(f"{path} is not a configuration file. Its name must end with .toml or .json.")
+        raise ConfigurationError(f"{path} is not a configuration file. Use a name that ends with .toml or .json.")
     data = read_bytes(path, 1 << 20, ConfigurationError)
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is damaged: {str(error)[:200]}.") from error
+        raise ConfigurationError(f"{path} is damaged: {str(error)[:200]}. Correct the file.") from error
 
 
 def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

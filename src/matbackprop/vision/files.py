@@ -31,13 +31,13 @@ def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError)
     try:
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "not a regular file"
-            raise error(f"cannot read {path}: {f'it is {kind}' if path.exists() else 'no such file'}.")
+            raise error(f"Cannot read {path}: {f'it is {kind}' if path.exists() else 'no such file'}.")
         size = path.stat().st_size
         if size > limit:
-            raise error(f"{path} has {size} bytes; at most {limit} are read.")
+            raise error(f"{path} has {size} bytes. Use a file of at most {limit}.")
         return path.read_bytes()
     except OSError as reason:
-        raise error(f"cannot read {path}: {reason.strerror}.") from reason
+        raise error(f"Cannot read {path}: {reason.strerror}.") from reason
 
 
 def read_json(

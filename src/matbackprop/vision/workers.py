@@ -95,15 +95,15 @@ class Workers:
 
 def _reason(codes: Sequence[int | None]) -> str:
     # The pool ends the remaining processes by SIGTERM.
-    code = next((c for c in codes if c and c != -signal.SIGTERM), None)
-    if code is None:
-        return "A worker process was terminated externally. Rerun the command."
+    code = next((c for c in codes if c and c != -signal.SIGTERM), -signal.SIGTERM)
     if code > 0:
-        return f"A worker process exited with code {code}."
-    if code == -signal.SIGKILL:
-        return "A worker process was killed by SIGKILL. If memory ran out, use fewer workers."
-    name = signal.Signals(-code).name
-    return f"A worker process was killed by {name}. Find damaged inputs with `matbackprop data check`."
+        return f"A worker process exited with code {code}. Rerun with one worker to see its error."
+    fix = {
+        -signal.SIGTERM: "was terminated externally. Rerun the command.",
+        -signal.SIGKILL: "was killed by SIGKILL. If memory ran out, use fewer workers.",
+    }
+    other = f"was killed by {signal.Signals(-code).name}. Find damaged inputs with `matbackprop data check`."
+    return f"A worker process {fix.get(code, other)}"
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "support": "half"}, "support is 'half'. Input should be"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
         ({"head": "o2p", "hidden": 1 << 40}, "hidden is .*. Input should be less than or equal to 65536"),
-        ({"head": "o2p", "bias": True}, "unknown field 'bias'. Fields: average"),
+        ({"head": "o2p", "bias": True}, "Unknown field 'bias'. Fields: average"),
         ({"head": "o2p", "taps": ("relu1+relu2",)}, "have different numbers of channels"),
         ({"head": "o2p", "average": True}, "average needs head 'fc' or 'both', got 'o2p'"),
         ({"head": "o2p", "two_views": True}, "two_views needs background 'keep' or 'dim'"),

@@ -117,7 +117,7 @@ def test_a_file_without_a_state_and_a_folder_are_refused(tmp_path):
     (tmp_path / "folder.ckpt").mkdir()
     with pytest.raises(CheckpointError, match="is not a regular file"):
         load_checkpoint(tmp_path / "folder.ckpt")
-    with pytest.raises(CheckpointError, match="cannot read"):
+    with pytest.raises(CheckpointError, match="Cannot read"):
         load_checkpoint(tmp_path / "missing.ckpt")
 
 

@@ -48,8 +48,8 @@ def test_round_trip_through_json_text():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"part": {"rat": 1.0}}, r"unknown field 'part.rat'. Did you mean 'rate'\?"),
-        ({"parts": [{"xyz": 1.0}]}, r"unknown field 'parts.0.xyz'"),
+        ({"part": {"rat": 1.0}}, r"Unknown field 'part.rat'. Did you mean 'rate'\?"),
+        ({"parts": [{"xyz": 1.0}]}, r"Unknown field 'parts.0.xyz'"),
         ({"part": {"rate": "fast"}}, "part.rate is 'fast'. Input should be a valid number"),
         ({"part": {"rate": float("nan")}}, "part.rate is nan. Input should be a finite number"),
         ({"part": {"maybe": 1.5}}, "part.maybe is 1.5. Input should be a valid integer"),
@@ -124,8 +124,8 @@ def test_a_file_overrides_a_preset(tmp_path, name, text):
     [
         ("c.toml", "[part", "is damaged"),
         ("c.json", "[1]", "instead of an object"),
-        ("c.yaml", "", "must end with .toml or .json"),
-        ("missing.toml", None, "cannot read"),
+        ("c.yaml", "", "ends with .toml or .json"),
+        ("missing.toml", None, "Cannot read"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):

@@ -129,7 +129,7 @@ def test_a_run_that_was_killed_before_it_had_a_configuration_starts_again(run):
 
 
 def test_a_locked_folder_is_refused_until_it_is_released(run):
-    with run.locked(), pytest.raises(ConfigurationError, match="another process is training"), run.locked():
+    with run.locked(), pytest.raises(ConfigurationError, match="Another process is training"), run.locked():
         pass
     with run.locked():
         pass

@@ -161,7 +161,7 @@ def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
     first = start(tiny_config(run.path, **OPTIONS, pause=0.1))
     wait_for_lines(run, 3, first)
     for options in ({"resume": True}, {"overwrite": True}, {}):
-        with pytest.raises(ConfigurationError, match="another process is training in"):
+        with pytest.raises(ConfigurationError, match="Another process is training in"):
             train(tiny_config(run.path, **OPTIONS, **options))
     assert finish(first) == 0
     assert_same_end(run, whole)

@@ -19,6 +19,8 @@ from torch import Tensor
 from matbackprop.errors import CheckpointError
 from matbackprop.vision.files import atomic_file
 
+_FIX = "Restore a copy, or start again with --overwrite."
+
 
 def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
     """Write a checkpoint atomically.
@@ -49,19 +51,21 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     if not path.is_file():
         reason = "it is not a regular file" if path.exists() else "no such file"
-        raise CheckpointError(f"cannot read the checkpoint {path}: {reason}.")
+        raise CheckpointError(f"Cannot read the checkpoint {path}: {reason}.")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
         state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its text recommends weights_only=False
-        raise CheckpointError(f"{path} was not read: it holds more than tensors and plain values.") from error
+        raise CheckpointError(
+            f"{path} holds more than tensors and plain values. Use a checkpoint of this package."
+        ) from error
     except Exception as error:  # zipfile and torch raise many types for damaged files
-        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}).") from error
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}). {_FIX}") from error
     if damaged:
-        raise CheckpointError(f"{path} is damaged: wrong checksum of {damaged}.")
+        raise CheckpointError(f"{path} is damaged: wrong checksum of {damaged}. {_FIX}")
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training.")
+        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training. {_FIX}")
     return state
 
 
@@ -80,8 +84,8 @@ def _plain(value: Any, where: str) -> Any:
     if value is None or type(value) in (bool, int, float, str, bytes):
         return value
     raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__name__}, which a checkpoint cannot hold because reading "
-        "it would execute code. Use numbers, strings, tensors, lists and dicts in states."
+        f"{where} is a {type(value).__module__}.{type(value).__name__}. Reading it would execute code. Use numbers, "
+        "strings, tensors, lists and dicts in states."
     )
 
 

@@ -38,9 +38,6 @@ from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.system import Data, System
 
 log = logging.getLogger("matbackprop")
-_file_log = logging.getLogger("matbackprop.vision.training.file")
-_file_log.propagate = False
-_file_log.addHandler(logging.NullHandler())
 
 
 def seed_all(seed: int) -> None:
@@ -124,7 +121,7 @@ def _load_into(system: System, state: dict[str, Any], path: Path) -> None:
         system.load_state_dict(state["state_dict"])
     except (RuntimeError, KeyError, TypeError, AttributeError) as error:
         reason = str(error).replace("\n\t", " ")[:500]
-        raise ConfigurationError(f"{path} does not match the model of the run's config.json: {reason}") from error
+        raise ConfigurationError(f"{path} does not match the configuration. Use the run's options. {reason}") from error
 
 
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
@@ -134,15 +131,11 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
-            f"--devices {engine.devices} with --accelerator {engine.accelerator} is not available: {error}"
+            f"--devices {engine.devices} with --accelerator {engine.accelerator} is not available ({error}). Use auto."
         ) from error
     fabric.launch()
     with _torch_settings(engine, fabric.device):
-        try:
-            _Training(run, engine, system, data, fabric).run()
-        except (RunInterrupted, NonFiniteError) as error:
-            _file_log.error("%s", error)
-            raise
+        _Training(run, engine, system, data, fabric).run()
     if torch.distributed.is_initialized():
         fabric.barrier()  # the first process exports alone
         torch.distributed.destroy_process_group()
@@ -247,7 +240,7 @@ class _Training:
                 self.run_folder.write_summary(self._summary(time.perf_counter() - started))
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
             if self.signals.signum is not None:  # received after the last step
-                raise self._interrupted()
+                self._interrupt(self.signals.signum)
 
     def _train_epoch(self) -> None:
         engine, system = self.engine, self.system
@@ -325,10 +318,9 @@ class _Training:
         """Write a line of metrics. All processes call it together."""
         numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
         self._note = f", loss {numbers['train/loss']:.4g}"
-        then, at = self._timer
-        self._timer = self.step, time.perf_counter()
+        (then, started), self._timer = self._timer, (self.step, time.perf_counter())
         if self.step > then:
-            numbers["train/steps_per_second"] = (self.step - then) / max(self._timer[1] - at, 1e-9)
+            numbers["train/steps_per_second"] = (self.step - then) / max(self._timer[1] - started, 1e-9)
         numbers["train/learning_rate"] = rate
         self._write_line(numbers)
 
@@ -347,11 +339,10 @@ class _Training:
             self.signals.signum = next((signum for signum in gather(self.signals.signum) if signum), None)
         if self.signals.signum is not None:
             self._save()
-            raise self._interrupted()
+            self._interrupt(self.signals.signum)
 
-    def _interrupted(self) -> RunInterrupted:
-        assert self.signals.signum is not None
-        return RunInterrupted(self.signals.signum, self.step, self._last if self._last.exists() else None)
+    def _interrupt(self, signum: int) -> None:
+        raise RunInterrupted(signum, self.step, self._last if self._last.exists() else None)
 
     def _summary(self, seconds: float) -> dict[str, Any]:
         before = self.run_folder.read_summary()
@@ -411,7 +402,9 @@ class _Training:
                 set_random_state(process["random"])
         except Exception as error:  # values of other types than expected
             reason = f"{type(error).__name__}: {str(error)[:200]}"
-            raise CheckpointError(f"{self._last} does not hold the state of this training ({reason}).") from error
+            raise CheckpointError(
+                f"{self._last} does not hold the state of this training ({reason}). Use --overwrite."
+            ) from error
         if then != now and self.batch:
             raise ConfigurationError(
                 f"{self._last} was written within an epoch by {then} processes. Resume with as many processes."
@@ -510,11 +503,12 @@ def _opened(run: RunFolder, config: Any, engine: EngineConfig) -> Iterator[None]
             run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
             file = logging.FileHandler(run.log_path)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-            for logger in (log, _file_log):
-                logger.addHandler(file)
+            log.addHandler(file)
             try:
                 yield
+            except (RunInterrupted, NonFiniteError) as error:  # the caller prints it
+                file.handle(log.makeRecord(log.name, logging.ERROR, "", 0, str(error), (), None))
+                raise
             finally:
-                for logger in (log, _file_log):
-                    logger.removeHandler(file)
+                log.removeHandler(file)
                 file.close()

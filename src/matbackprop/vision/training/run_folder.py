@@ -40,6 +40,7 @@ _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_cl
           "monitor", "monitor_mode"}  # fmt: skip
 """Fields of the engine that must not change when a run is resumed."""
 
+_FIX = "Remove it, or restore a copy."
 _Number = Annotated[float, Field(gt=-1e300, lt=1e300)]  # can be drawn
 _LINE = TypeAdapter(dict[str, int | _Number | None])
 _FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
@@ -148,7 +149,7 @@ class RunFolder:
                 yield
         except Timeout:
             raise ConfigurationError(
-                f"another process is training in {self.path}. Wait for it, or choose another folder with --run."
+                f"Another process is training in {self.path}. Wait for it, or choose another folder with --run."
             ) from None
 
     def figure_path(self, name: str) -> Path:
@@ -162,7 +163,9 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """Return the configuration in its JSON form."""
         if not self.config_path.exists():
-            raise ConfigurationError(f"{self.path} is not a run folder: it has no {self.config_path.name}.")
+            raise ConfigurationError(
+                f"{self.path} is not a run folder: it has no config.json. Name the folder of a run."
+            )
         return read_json(self.config_path, error=ConfigurationError)
 
     def read_versions(self) -> list[dict[str, Any]]:
@@ -172,7 +175,7 @@ class RunFolder:
         starts = read_json(self.versions_path, list, error=ConfigurationError)
         for start in starts:
             if not isinstance(start, dict) or not isinstance(start.get("git"), (str, type(None))):
-                raise ConfigurationError(f"{self.versions_path} is damaged: an entry is {show(start)}.")
+                raise ConfigurationError(f"{self.versions_path} is damaged: an entry is {show(start)}. {_FIX}")
         return starts
 
     def read_summary(self) -> dict[str, Any]:
@@ -183,7 +186,7 @@ class RunFolder:
         for name, value in summary.items():
             measure = "/" in name and value is not None
             if (measure or name in ("seconds", "best", "best_step")) and not is_number(value):
-                raise ConfigurationError(f"{self.summary_path} is damaged: {show(name)} is {show(value)}.")
+                raise ConfigurationError(f"{self.summary_path} is damaged: {show(name)} is {show(value)}. {_FIX}")
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
@@ -191,7 +194,7 @@ class RunFolder:
         if not self.metrics_path.exists():
             return []
         if not self.metrics_path.is_file():
-            raise ConfigurationError(f"{self.metrics_path} is not a regular file.")
+            raise ConfigurationError(f"{self.metrics_path} is not a regular file. {_FIX}")
         metrics: list[dict[str, Any]] = []
         for number, line in enumerate(self.metrics_path.read_bytes().split(b"\n")[:-1], 1):
             try:
@@ -201,7 +204,7 @@ class RunFolder:
                     raise ValueError("step is not a natural number")
             except ValueError as error:
                 reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
-                raise ConfigurationError(f"{self.metrics_path}, line {number} is damaged: {reason}.") from error
+                raise ConfigurationError(f"{self.metrics_path}, line {number} is damaged: {reason}. {_FIX}") from error
             metrics.append(row)
         return metrics
 
