@@ -130,7 +130,8 @@ PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-im
             "ncut_pytorch", "cupy-cuda13x", "cupy-cuda12x", "jax")  # fmt: skip
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.exists():
         for line in info.read_text().splitlines():
@@ -142,9 +143,9 @@ def _processor() -> str:
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Processor, device, threads and versions, for JSON."""
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor(),
         "kind": device.type,
-        "processor": _processor(),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": f"{platform.system()} {platform.machine()}",

@@ -1,89 +1,123 @@
-"""The first cases of the adversarial matrices; ``python -m benchmarks adversarial_matrices`` judges 20,000."""
+"""The first of the adversarial matrices; ``python -m benchmarks adversarial_matrices`` judges 20,000."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+import matbackprop as mb
 from helpers import adversarial
+from helpers.adversarial import ROWS
+from helpers.judge import MODES, judge
 from helpers.operators import CASES
 
-EACH = 2
+pytestmark = pytest.mark.filterwarnings("ignore")
+RIGHT = {"exact", "undetermined", "clear error"}
 
 
 @pytest.mark.quick(4)
-@pytest.mark.parametrize("row", range(len(adversarial.ROWS)), ids=[row.name for row in adversarial.ROWS])
-@pytest.mark.filterwarnings("ignore")
-def test_results_are_exact_or_refused_with_a_clear_error(row):
-    for number in range(row, EACH * len(adversarial.ROWS), len(adversarial.ROWS)):
-        record = adversarial.judge(0, number)
-        assert record["verdict"] in ("exact", "undetermined", "clear error"), record
+@pytest.mark.parametrize("row", range(len(ROWS)), ids=[row.name for row in ROWS])
+def test_answers_are_exact_or_refused_with_a_clear_error(row):
+    record = adversarial.record(0, row, mutations=False)
+    assert set(record["verdicts"].values()) <= RIGHT, record
 
 
 def test_every_operator_has_a_reference():
     """Complex rows repeat real ones."""
-    assert {case.name for case in CASES if not case.name.startswith("complex_")} <= {
-        row.name for row in adversarial.ROWS
-    }
+    names = {case.name for case in CASES if not case.name.startswith("complex_")}
+    assert names <= {row.name for row in ROWS}
 
 
-def test_wrong_values_wrong_gradients_and_unclear_errors_are_detected(monkeypatch):
-    """Replace the logarithm by wrong implementations."""
-    plain = ("plain", 1.0, torch.float64)
-    logarithms = range(0, 10**6, len(adversarial.ROWS))
-    draws = ((n, adversarial.make(0, n)[0].draw) for n in logarithms)
-    number = next(n for n, d in draws if (d.kind, d.scale, d.dtype) == plain and d.n > 1)
-    right = adversarial.mb.matrix_log
-    row = adversarial.ROWS[0]
-
-    def verdict(call):
-        rows = [adversarial.Row(row.name, row.draw, row.truth, call, symmetric=(0,)), *adversarial.ROWS[1:]]
-        monkeypatch.setattr(adversarial, "ROWS", rows)
-        return adversarial.judge(0, number)["verdict"]
-
-    def unclear(a):
-        raise KeyError("p")
-
-    assert verdict(right) == "exact"
-    assert verdict(lambda a: right(a) * (1 + 1e-5)) == "silently wrong"
-    assert verdict(lambda a: right(a) + 1e-6 * (a - a.detach())) == "silently wrong"
-    assert verdict(unclear) == "unclear error"
-    assert verdict(lambda a: torch.full_like(right(a), torch.nan)) == "silently wrong"
-
-
-def _infinite(sign):
-    return lambda a: torch.diag_embed(sign * torch.inf * a.diagonal(dim1=-2, dim2=-1))
+def _caught(numbers):
+    """Per dtype: how many mutated answers were called wrong, and how many there were."""
+    counts = {}
+    for number in numbers:
+        record = adversarial.record(0, number)
+        counts.setdefault(record["dtype"], Counter()).update(record["caught"].values())
+    return {dtype: (found[True], found.total()) for dtype, found in counts.items()}
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "scale", "answer", "verdict"),
+    "numbers",
+    [range(0, 3 * len(ROWS), 9), pytest.param(range(4 * len(ROWS)), marks=pytest.mark.slow)],
+    ids=["few", "many"],
+)
+def test_mutated_answers_are_called_wrong(numbers):
+    """Answers times 1.1, negated, transposed, or without their diagonal."""
+    counts = _caught(numbers)
+    assert {"float64", "float32", "bfloat16"} <= set(counts)
+    for dtype, (found, total) in counts.items():
+        assert found >= 0.95 * total, (dtype, found, total)
+
+
+def _problem(name, kind, mode="eager", dtype=torch.float64, orders=2, call=None):
+    """The first problem of a row and kind with at least three rows and an ordinary scale."""
+    index = next(i for i, row in enumerate(ROWS) if row.name == name)
+    for number in range(index, 10**6, len(ROWS)):
+        problem, drawn = adversarial.make(0, number, mode)
+        sizes = [np.abs(a).max() for a in problem.arrays if a.size]
+        fits = drawn == kind and set(problem.dtypes) == {dtype} and not problem.is_complex
+        if fits and len(problem.arrays[0]) > 2 and 0.01 < max(sizes) < 100:
+            problem.row = replace(problem.row, orders=orders, call=call or problem.row.call)
+            return problem
+    raise LookupError(name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "call", "verdict"),
     [
-        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, 1e17), "undetermined"),
-        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, torch.inf), "undetermined"),
-        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, 7.0), "silently wrong"),
-        ("matrix_inverse", "singular", 1.0, lambda a: torch.full_like(a, torch.nan), "silently wrong"),
-        ("matrix_cube", "diagonal", 1e150, _infinite(1), "exact"),
-        ("matrix_cube", "diagonal", 1e150, _infinite(-1), "silently wrong"),
-        ("matrix_cube", "diagonal", 1e30, _infinite(1), "silently wrong"),
+        ("plain", mb.matrix_log, "exact"),
+        ("plain", lambda a: mb.matrix_log(a) * (1 + 1e-5), "silently wrong"),
+        ("plain", lambda a: mb.matrix_log(a) + 1e-6 * (a - a.detach()), "silently wrong"),
+        ("plain", lambda a: torch.full_like(a, torch.nan), "silently wrong"),
+        ("plain", lambda a: {}["p"], "unclear error"),
+        ("plain", lambda a: mb.matrix_log(-a), "needless error"),
+        ("indefinite", lambda a: a, "silently wrong"),
+        ("indefinite", mb.matrix_log, "clear error"),
     ],
 )
-@pytest.mark.filterwarnings("ignore")
-def test_only_large_numbers_near_a_pole_and_overflow_to_infinity_are_accepted(
-    monkeypatch, name, kind, scale, answer, verdict
-):
-    index, row = next((i, row) for i, row in enumerate(adversarial.ROWS) if row.name == name)
-    changed = replace(row, call=lambda a: answer(a.detach()), orders=0)
-    monkeypatch.setattr(adversarial, "ROWS", [*adversarial.ROWS[:index], changed, *adversarial.ROWS[index + 1 :]])
-    selected = (kind, scale, torch.float64)
-    for number in range(index, 10**6, len(adversarial.ROWS)):
-        case, _ = adversarial.make(0, number)
-        if (case.draw.kind, case.draw.scale, case.dtype) == selected and _suits(case):
-            break
-    assert adversarial.judge(0, number)["verdict"] == verdict
+def test_wrong_values_gradients_and_errors_of_the_logarithm_are_detected(kind, call, verdict):
+    found = judge(_problem("matrix_log", kind, call=call))
+    assert verdict in found["verdicts"].values(), found
 
 
-def _suits(case):
-    """Whether the matrix has several rows and is singular only up to rounding."""
-    a = case.arrays[0]
-    return len(a) > 2 and (case.draw.kind != "singular" or 0 < abs(np.linalg.eigvalsh(a)).min() < 1e-15)
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [(1e17, "undetermined"), (torch.inf, "undetermined"), (7.0, "silently wrong"), (torch.nan, "silently wrong")],
+)
+def test_answers_near_a_pole_must_be_large(answer, verdict):
+    problem = _problem("matrix_inverse", "singular", orders=0, call=lambda a: torch.full_like(a, answer))
+    assert judge(problem)["verdicts"]["value"] == verdict
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "eager"])
+def test_every_mode_calls_the_operator_and_its_derivatives(mode):
+    found = judge(_problem("matrix_sqrt", "plain", mode), mutations=True)
+    assert set(found["verdicts"].values()) == {"exact"}, found
+    assert len(found["verdicts"]) == (2 if mode == "compile" else 4)
+    assert all(found["caught"].values())
+
+
+def test_nan_is_a_refusal_only_if_values_are_not_checked():
+    for mode, verdict in (("eager", "silently wrong"), ("unchecked", "clear error")):
+        problem = _problem("matrix_log", "indefinite", mode, orders=0, call=lambda a, check=None: a * torch.nan)
+        assert judge(problem)["verdicts"]["value"] == verdict
+
+
+def test_bfloat16_derivatives_that_are_a_tenth_too_large_are_detected():
+    class Larger(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 1.1 * g
+
+    def call(a):
+        return Larger.apply(mb.matrix_exp(a)) if a.requires_grad else mb.matrix_exp(a)
+
+    found = judge(_problem("matrix_exp", "plain", dtype=torch.bfloat16, call=call))
+    assert found["verdicts"]["gradient"] == "silently wrong", found

@@ -31,6 +31,14 @@ def test_zero_features_have_zero_gradient(name, expected):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_image_without_rows_has_value_zero_under_transformations(name):
+    f, labels = torch.zeros(2, 0, 3, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.long)
+    call = partial(thin, name, num_labels=3)
+    assert (torch.vmap(call)(f, labels) == 0).all()
+    assert torch.func.grad(lambda x: call(x, labels[0]))(f[0]).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_image_of_zeros_does_not_change_the_others(name):
     f, labels = features(2, 20, 3), regions(2, 20)
     f[1] = 0

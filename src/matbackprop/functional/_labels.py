@@ -262,7 +262,7 @@ def _flat(index: Tensor, k: int) -> Tensor:
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Gather rows of x ``(*b, k, d)`` by index ``(*b, m)``: E x, ``(*b, m, d)``."""
     k, d = x.shape[-2:]
-    return x.reshape(-1, d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
+    return x.flatten(0, -2).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
 def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
@@ -280,7 +280,7 @@ def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
     batch, d = index.shape[:-1], x.shape[-1]
     flat = _flat(index, k)
     zero = x.new_zeros(batch.numel() * k, d)
-    return zero.scatter_add(0, flat.unsqueeze(-1).expand(-1, d), x.reshape(-1, d)).reshape(*batch, k, d)
+    return zero.scatter_add(0, flat.unsqueeze(-1).expand(-1, d), x.flatten(0, -2)).reshape(*batch, k, d)
 
 
 def region_masses(w: Tensor | None, index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
