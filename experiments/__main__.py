@@ -8,6 +8,7 @@ SUMMARIES = {
     "backbones": "Region classification by first and second order on several backbones.",
     "bsds500": "Contours and regions of BSDS500's test images, next to published methods.",
     "cuts": "Contour hierarchies with spectral distances in their border strengths.",
+    "exact_root": "Second-order heads: exact square root against five Newton–Schulz steps.",
     "baselines": "Table 2's methods without training, and people.",
 }
 COMMANDS = {

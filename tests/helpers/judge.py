@@ -287,6 +287,8 @@ def decades(problem: Problem) -> int:
 
 def answer(problem: Problem, name: str, moved: list[Motion | None], cotangents: list[np.ndarray] | None):
     """One answer as tensors: outputs, gradients of ⟨G, f⟩, a derivative of the outputs, or a Hessian-vector product."""
+    if problem.mode == "compile":
+        torch.compiler.reset()
     batched = problem.mode == "vmap" or problem.layout in ("beside", "behind")
     slot = 1 if problem.layout == "behind" else 0
 
@@ -613,7 +615,7 @@ def judge(problem: Problem, mutations: bool = False) -> dict:
                     )
                     details[name] = "NaN"
                 elif isinstance(told, ArithmeticError):
-                    verdict = _of_undefined(court, name, got) if cotangents is None else _of_no_gradient(got)
+                    verdict = _of_undefined(court, got) if name == "value" else _of_no_derivative(got)
                 elif name in ("gradient", "second"):
                     rows = [lambda g, name=name, raw=raw: court.of_gradient(name, g, raw)]
                 else:
@@ -655,21 +657,21 @@ def _of_not_finite(problem, moved, details) -> str:
     return "clear error" if bad and not problem.is_checked else "silently wrong"
 
 
-def _of_undefined(court: Judge, name: str, got: list[torch.Tensor]) -> str:
+def _of_undefined(court: Judge, got: list[torch.Tensor]) -> str:
     """The verdict on numbers where the reference has none."""
-    near = [t[name] for t in (*court.tells, *court.far)]
+    near = [t.value for t in (*court.tells, *court.far)]
     if not any(t.numel() for t in got):
         return "exact"
     if any(not isinstance(t, ArithmeticError) for t in near):
         return max(
-            (court.of_size(name, numbers(t), k, torch.finfo(t.dtype)) for k, t in enumerate(got)), key=VERDICTS.index
+            (court.of_size("value", numbers(t), k, torch.finfo(t.dtype)) for k, t in enumerate(got)), key=VERDICTS.index
         )
     if isinstance(near[0], Overflow) and any(torch.isinf(t).any() for t in got):
         return "exact"
-    return "silently wrong" if name == "value" or any(torch.isnan(t).any() for t in got) else "undetermined"
+    return "silently wrong"
 
 
-def _of_no_gradient(got: list[torch.Tensor]) -> str:
+def _of_no_derivative(got: list[torch.Tensor]) -> str:
     return "silently wrong" if any(torch.isnan(t).any() for t in got) else "undetermined"
 
 
