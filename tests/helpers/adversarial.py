@@ -462,6 +462,10 @@ def _nearest(a, problem):
     return [truth.compose(u, [s if i < rank else mpf(0) for i, s in enumerate(values)], v) if values else a]
 
 
+def _pinv(a, problem):
+    return [truth.pinv(a, mpf(_rank_tol(problem))) if a.rows and a.cols else a.T]
+
+
 def _power(p):
     def g(x):
         if x <= 0:
@@ -781,6 +785,19 @@ ROWS = [
         lambda a, problem: truth.span(a, mpf(_rank_tol(problem)) ** 2)[0],
         lambda a, **o: mb.projector(a, symmetric=True, **o),
         orders=0,
+    ),
+    *(
+        Row(f"pinv_{shape}", draw, _pinv, mb.pinv, keeps_rank=True, complex=1)
+        for shape, draw in (("tall", _tall), ("wide", _wide))
+    ),
+    Row("pinv_deficient", _matrix, _pinv, mb.pinv, orders=0),
+    Row(
+        "lstsq",
+        lambda draw: (*(a := _tall(draw)), draw.rng.uniform(-1, 1, (a[0].shape[0], 2))),
+        lambda a, b, problem: [_pinv(a, problem)[0] * b],
+        mb.lstsq,
+        keeps_rank=True,
+        complex=2,
     ),
     Row("spectral_projector", _ranked(_matrix), _leading_space, mb.spectral_projector, symmetric=(0,), complex=1),
     *(
