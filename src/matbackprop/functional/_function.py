@@ -185,3 +185,26 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     Only float32 needs it, because autocast does not change float64.
     """
     return apply(_Product, a, b) if a.dtype == torch.float32 else a @ b
+
+
+class _WithDerivatives(Operation):
+    @staticmethod
+    def forward(formula: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+        return ()
+
+    @staticmethod
+    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+        return g, None
+
+    @staticmethod
+    def tangent(saved: Sequence[Any], d_formula: Tensor | None, d_value: Tensor | None) -> Tensor:
+        return torch.zeros_like(d_value) if d_formula is None else d_formula.clone()  # type: ignore[arg-type]
+
+
+def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
+    """A value with the derivatives of a formula, which is equal to it but less accurate."""
+    return apply(_WithDerivatives, formula, value)

@@ -11,7 +11,7 @@ from torch import Tensor
 from matbackprop._torch import differentiated_again
 from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, prepare
 from matbackprop.errors import DtypeError
-from matbackprop.functional._function import Operation, apply, product
+from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._linear_solve import as_columns
 from matbackprop.numerics import autocast_off, rank_tolerance
 from matbackprop.solvers import batched_svd
@@ -24,8 +24,7 @@ def _outside(t: Tensor, a: Tensor, inverse: Tensor, basis: Tensor) -> Tensor:
     by_basis = t - basis @ (basis.mH @ t)
     if not differentiated_again():
         return by_basis
-    by_products = t - a @ (inverse @ t)
-    return by_products + (by_basis - by_products).detach()
+    return with_derivatives_of(t - a @ (inverse @ t), by_basis)
 
 
 class _PseudoInverse(Operation):

@@ -48,7 +48,7 @@ from matbackprop.divided_differences import (
 )
 from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
-from matbackprop.functional._function import Operation, apply, product
+from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._matrix_function import check_domain
 from matbackprop.functional._spectrum import Point, Spectrum, refuse_captured, spectral
 from matbackprop.functional._svd import svd
@@ -260,7 +260,7 @@ class _Pool(Operation):
             return grads
         # These values, which are the more accurate ones, with the derivatives of the general formulas.
         pairs = zip(grads, _differentiable_gradients(saved, needed, g), strict=True)
-        return tuple(None if x is None or y is None else x.detach() + (y - y.detach()) for x, y in pairs)
+        return tuple(None if x is None or y is None else with_derivatives_of(y, x) for x, y in pairs)
 
     @staticmethod
     def tangent(
