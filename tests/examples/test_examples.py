@@ -20,14 +20,29 @@ def _load(name):
 
 def test_there_is_a_test_for_every_example():
     tested = {
+        "deep_cca",
         "degenerate_gradients",
         "fine_tune_with_second_order",
         "learn_a_partition",
         "mean_of_ellipses",
         "segment_photographs",
         "texture_descriptors",
+        "whitening_loss",
     }
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_deep_cca(tmp_path):
+    usual, ours, linear = _load("deep_cca").main(tmp_path / "figure.png", steps=50)
+    assert len(usual) == 1 and np.isnan(usual[0])
+    assert len(ours) == 50 and ours[-1] > 1.05 * linear > ours[0]
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+def test_whitening_loss(tmp_path):
+    ours, plain = _load("whitening_loss").main(tmp_path / "figure.png", steps=100)
+    assert ours[0] < 0.3 and ours[-1] > 0.9 and max(plain) < 0.3  # chance is 1/6
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
 
 
 def test_degenerate_gradients(tmp_path):
