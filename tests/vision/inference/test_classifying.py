@@ -82,13 +82,13 @@ def test_the_whole_image_is_one_region_by_default(model):
 
 def test_regions_that_cannot_be_classified_are_named(model):
     image = np.zeros((40, 60, 3), np.uint8)
-    with pytest.raises(DataError, match="region 1 is empty or lies outside the image of 60×40"):
+    with pytest.raises(DataError, match="Region 1 is empty or outside the image of 60×40"):
         classify_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
-    with pytest.raises(DataError, match="region 0 is empty"):
+    with pytest.raises(DataError, match="Region 0 is empty"):
         classify_regions(model, image, masks=[np.zeros((40, 60))])
-    with pytest.raises(ShapeError, match="2 boxes were given with 1 masks"):
+    with pytest.raises(ShapeError, match="2 boxes and 1 masks"):
         classify_regions(model, image, [(0, 0, 5, 5)] * 2, [None])
-    with pytest.raises(ShapeError, match="mask 0 has shape"):
+    with pytest.raises(ShapeError, match="mask 0 must have the shape"):
         classify_regions(model, image, masks=[np.ones((4, 6))])
     with pytest.raises(ShapeError, match="uint8 RGB"):
         classify_regions(model, image.astype(np.float32))
@@ -127,9 +127,9 @@ def test_regions_as_labels_boxes_masks_or_segments(model):
 
 @pytest.mark.parametrize("regions", [np.zeros(3), [(0, 0, 5)], "everything", [np.ones((40, 60)), (0, 0, 5, 5)], 7])
 def test_invalid_regions_are_refused(model, regions):
-    with pytest.raises(ShapeError, match="regions are what segment"):
+    with pytest.raises(ShapeError, match="regions must be a result of segment"):
         matbackprop.classify(np.zeros((40, 60, 3), np.uint8), regions, model=model)
-    with pytest.raises(ShapeError, match="A classifier is given by name"):
+    with pytest.raises(ShapeError, match="Pass a classifier as model="):
         matbackprop.classify(np.zeros((40, 60, 3), np.uint8), model)
 
 

@@ -75,5 +75,5 @@ def test_one_region_has_no_contour():
 
 def test_regions_must_fit_the_hierarchy():
     hierarchy = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.2, 0.6]))
-    with pytest.raises(ShapeError, match="the map has 2 regions"):
+    with pytest.raises(ShapeError, match="3 leaves of the hierarchy, got 2"):
         contour_map([[0, 1]], hierarchy)

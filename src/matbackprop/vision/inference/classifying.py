@@ -49,7 +49,6 @@ def classify(
 
 
 def _boxes_or_masks(regions: Any) -> tuple[list[Box] | None, list[np.ndarray] | None]:
-    """The regions that :func:`classify` takes, as boxes or as masks."""
     if regions is None:
         return None, None
     if isinstance(regions, Segments):
@@ -65,8 +64,8 @@ def _boxes_or_masks(regions: Any) -> tuple[list[Box] | None, list[np.ndarray] | 
         return None, [np.asarray(one) for one in regions]
     kind = f"shape {tuple(regions.shape)}" if hasattr(regions, "shape") else type(regions).__name__
     raise ShapeError(
-        "regions are what segment() returned, a label map of whole numbers (h, w), a list of boxes (x, y, width, "
-        f"height), or a list of masks (h, w); got {kind}. A classifier is given by name, model=…."
+        "regions must be a result of segment(), an integer label map (h, w), a list of boxes (x, y, width, height), "
+        f"or a list of masks (h, w), got {kind}. Pass a classifier as model=…."
     )
 
 
@@ -107,25 +106,23 @@ def classify_regions(
     """
     image = np.asarray(image)
     if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
-        raise ShapeError(f"image must be uint8 RGB of shape (h, w, 3), got {image.dtype} of shape {image.shape}.")
+        raise ShapeError(f"image must be uint8 RGB (h, w, 3), got {image.dtype} {image.shape}.")
     height, width = image.shape[:2]
     if boxes is None and masks is None:
         boxes = [(0.0, 0.0, float(width), float(height))]
     count = len(boxes) if boxes is not None else len(masks or [])
     if boxes is not None and masks is not None and len(boxes) != len(masks):
-        raise ShapeError(
-            f"{len(boxes)} boxes were given with {len(masks)} masks; one mask (or None) per box is needed."
-        )
+        raise ShapeError(f"There are {len(boxes)} boxes and {len(masks)} masks. Give one mask (or None) per box.")
     store = np.zeros((count, model.side, model.side, 4), np.uint8)
     sizes = np.zeros((count, 2), np.int64)
     for i in range(count):
         mask = None if masks is None else masks[i]
         inside = np.ones((height, width), np.uint8) if mask is None else (np.asarray(mask) != 0).astype(np.uint8)
         if inside.shape != (height, width):
-            raise ShapeError(f"mask {i} has shape {inside.shape}, the image {(height, width)}.")
+            raise ShapeError(f"mask {i} must have the shape of the image, {(height, width)}, got {inside.shape}.")
         window = region_window(inside, None if boxes is None else boxes[i])
         if window is None:
-            raise DataError(f"region {i} is empty or lies outside the image of {width}×{height} pixels.")
+            raise DataError(f"Region {i} is empty or outside the image of {width}×{height} pixels. Leave it out.")
         crop = crop_region(image, inside, window, side=model.side, margin=model.margin)
         sizes[i] = crop.shape[:2]
         store[i, : crop.shape[0], : crop.shape[1]] = crop
@@ -133,13 +130,9 @@ def classify_regions(
     model.eval()
     results = []
     for start in range(0, count, 100):
-        part = torch.from_numpy(store[start : start + 100]).to(device)
-        index, still = (
-            torch.arange(len(part), device=device),
-            torch.zeros(len(part), 3, dtype=torch.int64, device=device),
-        )
-        shape = torch.from_numpy(sizes[start : start + 100]).to(device)
+        part, shape = (torch.from_numpy(array[start : start + 100]).to(device) for array in (store, sizes))
+        index = torch.arange(len(part), device=device)
         how: dict[str, Any] = {"canvas": model.canvas, "background": model.background}
-        pictures, inside_share = place_regions(part, index, shape, still, **how)
-        results.append(model(pictures, inside_share).float().softmax(-1).cpu())
+        pictures, inside = place_regions(part, index, shape, index.new_zeros(len(part), 3), **how)
+        results.append(model(pictures, inside).float().softmax(-1).cpu())
     return torch.cat(results) if results else torch.zeros(0, model.classifier.out_features)

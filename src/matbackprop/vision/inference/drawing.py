@@ -1,4 +1,4 @@
-"""Label maps as pictures: borders on a photograph, regions in their mean colors or in distinct hues."""
+"""Draw label maps: borders on a photograph, regions in their mean colors or in distinct hues."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ WHITE = (255, 255, 255)
 
 
 def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
-    """Bring an image (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1], to bytes (h, w, 3).
-
-    Raises:
-        ShapeError: another shape.
-    """
+    """Convert an image (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1], to bytes (h, w, 3)."""
     array = np.asarray(image)
     if array.dtype != np.uint8:
         array = (255 * np.clip(array.astype(np.float64), 0, 1)).round().astype(np.uint8)
@@ -26,20 +22,17 @@ def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
     elif array.ndim == 3 and array.shape[-1] != 3 and array.shape[0] == 3:
         array = np.moveaxis(array, 0, -1)
     if array.ndim != 3 or array.shape[-1] != 3:
-        raise ShapeError(f"an image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
+        raise ShapeError(f"An image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
     return array
 
 
-def _label_map(labels: ArrayLike) -> NDArray[np.integer]:
+def _label_map(labels: ArrayLike, rgb: NDArray[np.uint8] | None) -> NDArray[np.integer]:
     array = np.asarray(labels)
-    if array.ndim != 2 or not (np.issubdtype(array.dtype, np.integer) or array.dtype == bool):
-        raise LabelError(f"a label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
+    if array.ndim != 2 or array.dtype.kind not in "iub":
+        raise LabelError(f"A label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
+    if rgb is not None and rgb.shape[:2] != array.shape:
+        raise ShapeError(f"The image is {rgb.shape[:2]} and the label map {array.shape}. Bring them to one size.")
     return array
-
-
-def _check_sizes(rgb: NDArray[np.uint8], labels: NDArray[np.integer]) -> None:
-    if rgb.shape[:2] != labels.shape:
-        raise ShapeError(f"the image is {rgb.shape[:2]} and the label map {labels.shape}; bring them to one size.")
 
 
 def draw_boundaries(
@@ -64,8 +57,8 @@ def draw_boundaries(
         >>> draw_boundaries(np.zeros((1, 4, 3)), np.array([[0, 0, 1, 1]]), color=(255, 0, 0))[0, :, 0].tolist()
         [0, 255, 0, 0]
     """
-    out, lab = as_rgb(image).copy(), _label_map(labels)
-    _check_sizes(out, lab)
+    out = as_rgb(image).copy()
+    lab = _label_map(labels, out)
     border = np.zeros(lab.shape, dtype=bool)
     border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
     border[:-1] |= lab[:-1] != lab[1:]
@@ -98,12 +91,11 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
         >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].tolist()
         [0, 0, 100, 100]
     """
-    lab = _label_map(labels)
+    rgb = None if image is None else as_rgb(image)
+    lab = _label_map(labels, rgb)
     ids = np.unique(lab)
     index = np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]  # no gap: no search
-    if image is not None:
-        rgb = as_rgb(image)
-        _check_sizes(rgb, lab)
+    if rgb is not None:
         table = region_means(index, rgb)
     else:
         # Golden-angle hues: consecutive labels have distant colors, and a label has the same color in every map.

@@ -1,4 +1,4 @@
-"""Regions in the formats of other programs: outlines of pixels, COCO, LabelMe, SVG, and files of all kinds."""
+"""Export regions: label maps, COCO, LabelMe, SVG, ultrametric contour maps."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
 
 
 def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]:
-    """Join edges (start → directions) into closed loops, turning right at crossings, and keep only the corners."""
+    """Join edges (start → directions) into closed loops, right at crossings, and keep only the corners."""
     loops = []
     while leaving:
         start, directions = next(iter(leaving.items()))
@@ -79,13 +79,8 @@ def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]
     return loops
 
 
-def _polygons(result: Segments, k: int | None) -> list[list[NDArray[np.float64]]]:
-    """The outlines in pixels of the photograph."""
-    return [[loop.astype(np.float64) for loop in loops] for loops in outlines(result.labels(k))]
-
-
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
-    """The regions as a COCO data set of one image: exact run-length masks, boxes and areas, one category per name."""
+    """See :meth:`Segments.to_coco`."""
     from scipy.ndimage import find_objects
 
     names = [name or "region" for name in result.names or ("",) * result.count(k)]
@@ -137,23 +132,17 @@ def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) -> dict[str, Any]:
-    """The regions as LabelMe's polygons, large ones first.
-
-    LabelMe has no holes: regions inside a hole come later and cover it. Parts of one region share a
-    ``group_id``. ``imagePath`` leads from ``folder`` to the picture.
-    """
+    """See :meth:`Segments.to_labelme`; ``imagePath`` is relative to ``folder``."""
+    loops = [(_signed_area(loop), i, loop) for i, own in enumerate(outlines(result.labels(k))) for loop in own]
     shapes = [
         {
             "label": (result.names and result.names[region]) or f"region {region + 1}",
-            "points": loop.round(2).tolist(),
+            "points": loop.tolist(),
             "group_id": region + 1,
             "shape_type": "polygon",
             "flags": {},
         }
-        for area, region, loop in sorted(
-            ((_signed_area(loop), region, loop) for region, loops in enumerate(_polygons(result, k)) for loop in loops),
-            key=lambda item: -item[0],
-        )
+        for area, region, loop in sorted(loops, key=lambda item: -item[0])
         if area > 0
     ]
     height, width = result.size
@@ -176,21 +165,22 @@ def _relative(path: Path, folder: Path) -> str:
         return path.resolve().as_posix()
 
 
-def _signed_area(loop: NDArray[np.float64]) -> float:
+def _signed_area(loop: NDArray[np.int64]) -> float:
     """Positive for a clockwise loop if y points down."""
     x, y = loop.T
     return float(0.5 * (x @ np.roll(y, -1) - y @ np.roll(x, -1)))
 
 
 def to_svg(result: Segments, k: int | None = None) -> str:
-    """Return the regions as one SVG path each, in their mean colors."""
+    """See :meth:`Segments.to_svg`."""
     height, width = result.size
-    colors = region_means(result.labels(k), result.pixels).round().astype(int).tolist()
+    labels = result.labels(k)
+    colors = region_means(labels, result.pixels).round().astype(int).tolist()
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}">'
     ]
-    for region, loops in enumerate(_polygons(result, k)):
-        path = "".join("M" + "L".join(f"{x:.6g},{y:.6g}" for x, y in loop) + "Z" for loop in loops)
+    for region, loops in enumerate(outlines(labels)):
+        path = "".join("M" + "L".join(f"{x},{y}" for x, y in loop) + "Z" for loop in loops)
         fill = "#{:02x}{:02x}{:02x}".format(*colors[region])
         title = f"<title>{escape(result.names[region])}</title>" if result.names and result.names[region] else ""
         lines.append(f'<path id="region-{region + 1}" fill="{fill}" fill-rule="evenodd" d="{path}">{title}</path>')
@@ -213,12 +203,12 @@ def file_stem(name: str) -> str:
 def save(
     result: Segments, folder: str | Path, k: int | None = None, *, formats: Sequence[Format], stem: str | None = None
 ) -> dict[str, Path]:
-    """Write a photograph's segmentations; see :meth:`Segments.save`."""
+    """See :meth:`Segments.save`."""
     from PIL import Image
 
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
-        raise ConfigurationError(f"unknown format {', '.join(unknown) or '(none)'}; choose from {', '.join(FORMATS)}.")
+        raise ConfigurationError(f"Unknown format {', '.join(unknown) or '(none)'}. Formats: {', '.join(FORMATS)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     stem = file_stem(Path(result.name).stem if stem is None else stem)
@@ -251,20 +241,15 @@ def save(
     if "svg" in formats:
         atomic_write(place("svg", ".svg"), to_svg(result, k))
     if "ucm2" in formats:
+        from scipy.io import savemat
+
         with atomic_file(place("ucm2", "-ucm2.mat")) as file:
-            _save_contours(file, result)
+            savemat(file, {"ucm2": result.ucm().astype(np.float32)}, do_compression=True)
     return paths
 
 
-def _save_contours(path: BinaryIO, result: Segments) -> None:
-    """The hierarchy as a contour map, at the size that was segmented, in a file that the Berkeley benchmark reads."""
-    from scipy.io import savemat
-
-    savemat(path, {"ucm2": result.ucm().astype(np.float32)}, do_compression=True)
-
-
 def _save_levels(path: BinaryIO, result: Segments) -> None:
-    """Write the file of ``np.savez_compressed(path, labels=…, ks=…, …)`` one level at a time to save memory."""
+    """``np.savez_compressed(path, labels=…, ks=…, …)``, one level at a time to save memory."""
     arrays = {"ks": np.asarray(result.ks)}
     if result.hierarchy is not None and result.regions is not None:
         tree = result.hierarchy

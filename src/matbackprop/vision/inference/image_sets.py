@@ -1,4 +1,4 @@
-"""Segmenting whole sets of images: batches by size through the network, the rest in processes."""
+"""Segment many images: batches of one size through the network, the rest in processes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from matbackprop.vision.workers import Workers
 
 T = TypeVar("T")
 _READERS = 4
-_FEW = 8  # below this many pictures starting processes costs more than they save
+_FEW = 8  # for fewer pictures, starting processes takes longer than they save
 
 
 class Segmented(NamedTuple):
@@ -88,9 +88,6 @@ def segment_images(
     return Segmented(labels, time.perf_counter() - started)
 
 
-# ------------------------------------------------------------------------------------------------ files of photographs
-
-
 @dataclass
 class _Read:
     path: Path
@@ -112,8 +109,7 @@ def segment_files(
 ) -> Iterator[tuple[Path, T | DataError]]:
     """Segment files: threads read, the network takes batches of equal size, processes divide and ``finish``.
 
-    Only a few pictures are in memory at a time. Results come in the order in which they are done; results that were
-    yielded stay valid if the iterator is closed early.
+    Only a few pictures are in memory at a time. Results are in the order of completion.
 
     Args:
         jobs: pictures and a name for each one's results.
@@ -193,8 +189,7 @@ def _finish(
     threshold: float,
     ks: tuple[int, ...],
 ) -> T:
-    started = time.perf_counter()
-    parts = divide(one.small, contours, threshold)
-    seconds += time.perf_counter() - started
-    parts |= {"name": one.path.name, "path": one.path, "note": one.picture.note}
-    return finish(Segments(one.picture.pixels, ks, contours is not None, seconds, **parts), one.stem)
+    segments = divide(
+        one.picture, one.small, contours, threshold, ks, name=one.path.name, path=one.path, before=seconds
+    )
+    return finish(segments, one.stem)

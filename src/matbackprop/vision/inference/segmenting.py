@@ -1,4 +1,4 @@
-"""Segmenting photographs of any size and kind: contours, watershed, hierarchy."""
+"""Segment photographs: contours, watershed, hierarchy."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Segments:
     def at(self, height: float) -> Segments:
         """The same segmentations with another threshold in [0, 1]."""
         if not 0 <= height <= 1:
-            raise ConfigurationError(f"the threshold is {height}; it must be from 0 to 1.")
+            raise ConfigurationError(f"The threshold must be from 0 to 1, got {height}.")
         return replace(self, threshold=height)
 
     def labels(self, k: int | None = None) -> NDArray[np.int32]:
@@ -140,7 +140,7 @@ class Segments:
             ConfigurationError: after clustering there is no hierarchy.
         """
         if self.hierarchy is None or self.regions is None:
-            raise ConfigurationError("clusters have no contour map. Segment with a contour network instead.")
+            raise ConfigurationError("Clusters have no contour map. Segment with a contour network instead.")
         return contour_map(self.regions, self.hierarchy)
 
     def with_regions(self, small: NDArray[np.int32], names: Sequence[str] = ()) -> Segments:
@@ -193,7 +193,7 @@ class Segments:
         return export.to_coco(self, k)
 
     def to_labelme(self, k: int | None = None) -> dict[str, Any]:
-        """The regions as LabelMe's polygons, large ones first, because LabelMe has no holes."""
+        """The regions as LabelMe's polygons, large ones first: LabelMe has no holes, so later regions cover them."""
         return export.to_labelme(self, k)
 
     def to_svg(self, k: int | None = None) -> str:
@@ -327,17 +327,17 @@ def segment_photograph(
     started = time.perf_counter()
     ks = check_options(model, ks, side, scales)
     picture, name = read_input(x)
+    path = Path(x) if isinstance(x, (str, Path)) else None
     small = shrink(picture.pixels, side)
     if isinstance(model, DeepNCuts):
         device = next(model.parameters()).device
         maps = model.cluster(small.to(device).unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
-        parts: dict[str, Any] = {"clusterings": dict(zip(ks, maps, strict=True))}
-    else:
-        contours = None if model is None else network_contours(model, small.unsqueeze(0), scales)[0]
-        parts = divide(small, contours, threshold_of(model))
-    seconds = time.perf_counter() - started
-    parts |= {"name": name, "path": Path(x) if isinstance(x, (str, Path)) else None, "note": picture.note}
-    return Segments(picture.pixels, ks, model is not None, seconds, **parts)
+        seconds, clusterings = time.perf_counter() - started, dict(zip(ks, maps, strict=True))
+        return Segments(picture.pixels, ks, True, seconds, clusterings=clusterings, name=name, path=path,
+                        note=picture.note)  # fmt: skip
+    contours = None if model is None else network_contours(model, small.unsqueeze(0), scales)[0]
+    before = time.perf_counter() - started
+    return divide(picture, small, contours, threshold_of(model), ks, name=name, path=path, before=before)
 
 
 def check_options(
@@ -391,25 +391,39 @@ def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
     return 1 - np.exp(-np.sqrt(np.sum(np.square(slopes), 0)) / GRADIENT_SCALE)
 
 
-def divide(small: Tensor, contours: NDArray[np.float32] | None, threshold: float) -> dict[str, Any]:
-    """The fields of :class:`Segments` that follow from contours, or from the gradients of ``small`` (3, h, w)."""
+def divide(
+    picture: Picture,
+    small: Tensor,
+    contours: NDArray[np.float32] | None,
+    threshold: float,
+    ks: tuple[int, ...],
+    *,
+    name: str,
+    path: Path | None,
+    before: float,
+) -> Segments:
+    """Build the hierarchy of a picture from contours, or from the gradients of its reduced copy (3, h', w').
+
+    ``before`` are the seconds spent so far.
+    """
+    started, network = time.perf_counter(), contours is not None
     if contours is None:
         contours = gradient_contours(small.permute(1, 2, 0).numpy())
     regions = watershed_regions(contours)
     tree = merge_contours(regions, contours)
-    return {"contours": contours.astype(np.float16), "regions": regions, "hierarchy": tree, "threshold": threshold}
+    seconds = before + time.perf_counter() - started
+    return Segments(
+        picture.pixels, ks, network, seconds, threshold, contours.astype(np.float16), regions, tree,
+        name=name, path=path, note=picture.note,
+    )  # fmt: skip
 
 
 def read_input(x: Any) -> tuple[Picture, str]:
-    """One picture of any kind, and its file name.
+    """Return a picture of any kind, and its file name.
 
     Args:
-        x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. Where both
-            ends could be channels, tensors have them first and arrays last.
-
-    Raises:
-        DataError: the file cannot be read.
-        ShapeError: the array is not a picture, or holds neither bytes nor numbers in [0, 1].
+        x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. If both
+            could be channels, tensors have them first and arrays last.
     """
     from PIL import Image
 
@@ -428,15 +442,15 @@ def read_input(x: Any) -> tuple[Picture, str]:
         array = array[None] if channels is None else np.moveaxis(array, channels, -1)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ShapeError(
-            f"a picture is (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
+            f"A picture must be (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
             f"{tuple(np.shape(x))}. Give several pictures as a list."
         )
     if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:  # NaN is neither
         array = (array * 255).round().astype(np.uint8)
     if array.dtype != np.uint8:
         raise ShapeError(
-            f"a picture holds uint8 or floating point in [0, 1]; got {array.dtype} from {array.min()} to {array.max()}."
-            " Convert it first, for example by x.astype('uint8') for values from 0 to 255."
+            f"A picture must be uint8 or floating point in [0, 1], got {array.dtype} from {array.min()} to "
+            f"{array.max()}. For values from 0 to 255, use x.astype('uint8')."
         )
     squeezed = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
     return picture_of(Image.fromarray(np.ascontiguousarray(squeezed))), "picture.png"
@@ -451,63 +465,3 @@ def shrink(pixels: NDArray[np.uint8], side: int) -> Tensor:
     ratio = side / max(height, width)
     size = max(1, round(height * ratio)), max(1, round(width * ratio))
     return nnf.interpolate(image.unsqueeze(0), size=size, mode="bilinear", antialias=True)[0]
-
-
-def split_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
-    """Divide a region into the two parts that were merged last.
-
-    Args:
-        hierarchy: the tree over S leaves.
-        labels: (S,) the region of each leaf.
-        region: which one to divide; a single leaf stays as it is.
-
-    Returns:
-        New labels (S,), numbered from 0.
-
-    Example:
-        >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
-        >>> split_region(tree, np.array([0, 0, 0]), 0).tolist()
-        [0, 0, 1]
-    """
-    members = labels == region
-    inside = hierarchy.merges[members[hierarchy.merges].all(1)]
-    parts = _components(hierarchy.count, inside)
-    if len(np.unique(parts[members])) == 1 and len(inside):
-        parts = _components(hierarchy.count, inside[:-1])
-    out = np.where(members, int(labels.max()) + 1 + parts, labels)
-    return np.unique(out, return_inverse=True)[1].astype(np.int32)
-
-
-def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
-    """Unite a region with what the tree merges it with first.
-
-    Args:
-        hierarchy: the tree over S leaves.
-        labels: (S,) the region of each leaf.
-        region: which one to unite; the last region of all stays as it is.
-
-    Returns:
-        New labels (S,), numbered from 0.
-
-    Example:
-        >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
-        >>> unite_region(tree, np.array([0, 1, 2]), 1).tolist()
-        [0, 0, 1]
-    """
-    members = labels == region
-    node = np.arange(hierarchy.count)
-    for keep, gone in hierarchy.merges:
-        node[node == node[gone]] = node[keep]
-        merged = node == node[keep]
-        if (merged & members).any() and (merged & ~members).any():
-            out = np.where(np.isin(labels, labels[merged]), region, labels)
-            return np.unique(out, return_inverse=True)[1].astype(np.int32)
-    return labels.astype(np.int32)
-
-
-def _components(count: int, pairs: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The part of each of ``count`` elements when pairs are joined in turn."""
-    part = np.arange(count)
-    for keep, gone in pairs:
-        part[part == part[gone]] = part[keep]
-    return part

@@ -1,4 +1,4 @@
-"""Contours → watershed → nested segmentations; and features → spectral embedding → clusterings for every K."""
+"""Nested segmentations from contours, and clusterings of features in a spectral space."""
 
 from matbackprop.vision.segmentation.clustering import KMeans, weighted_kmeans
 from matbackprop.vision.segmentation.hierarchy import (
@@ -6,6 +6,8 @@ from matbackprop.vision.segmentation.hierarchy import (
     Hierarchy,
     contour_map,
     merge_contours,
+    split_region,
+    unite_region,
     watershed_regions,
 )
 from matbackprop.vision.segmentation.refine import refine_labels
@@ -24,5 +26,5 @@ from matbackprop.vision.segmentation.segment import (
 
 __all__ = ["CLUSTER_KS", "LEVELS", "Embedding", "Hierarchy", "KMeans", "NCutSpace", "RegionGraph", "Segmentation",
            "SoftSpace", "border_strengths", "connected_components", "contour_map", "merge_contours", "ncut_embedding",
-           "refine_labels", "region_graph", "region_means", "segment_features", "soft_embedding", "watershed_regions",
-           "weighted_kmeans"]  # fmt: skip
+           "refine_labels", "region_graph", "region_means", "segment_features", "soft_embedding", "split_region",
+           "unite_region", "watershed_regions", "weighted_kmeans"]  # fmt: skip

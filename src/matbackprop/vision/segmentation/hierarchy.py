@@ -1,4 +1,4 @@
-"""From contours to nested segmentations: watershed, merging by contour strength, levels, ultrametric contour map."""
+"""Nested segmentations from contours: watershed, merging by contour strength, levels, ultrametric contour map."""
 
 from __future__ import annotations
 
@@ -160,6 +160,52 @@ def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy
     return Hierarchy(count, np.array(merges, np.int64).reshape(-1, 2), np.array(heights))
 
 
+def split_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
+    """Divide a region of the labels (S,) of leaves into the two parts that were merged last; a leaf stays as it is.
+
+    Example:
+        >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
+        >>> split_region(tree, np.array([0, 0, 0]), 0).tolist()
+        [0, 0, 1]
+    """
+    members = labels == region
+    inside = hierarchy.merges[members[hierarchy.merges].all(1)]
+    parts = _joined(hierarchy.count, inside)
+    if len(np.unique(parts[members])) == 1 and len(inside):
+        parts = _joined(hierarchy.count, inside[:-1])
+    return _renumbered(np.where(members, int(labels.max()) + 1 + parts, labels))
+
+
+def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
+    """Unite a region of the labels (S,) of leaves with the regions that the hierarchy merges it with first.
+
+    Example:
+        >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
+        >>> unite_region(tree, np.array([0, 1, 2]), 1).tolist()
+        [0, 0, 1]
+    """
+    members = labels == region
+    node = np.arange(hierarchy.count)
+    for keep, gone in hierarchy.merges:
+        node[node == node[gone]] = node[keep]
+        merged = node == node[keep]
+        if (merged & members).any() and (merged & ~members).any():
+            return _renumbered(np.where(np.isin(labels, labels[merged]), region, labels))
+    return labels.astype(np.int32)
+
+
+def _joined(count: int, pairs: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The part of each of ``count`` elements after joining pairs in turn."""
+    part = np.arange(count)
+    for keep, gone in pairs:
+        part[part == part[gone]] = part[keep]
+    return part
+
+
+def _renumbered(labels: NDArray[np.integer]) -> NDArray[np.int32]:
+    return np.unique(labels, return_inverse=True)[1].astype(np.int32)
+
+
 def contour_map(regions: ArrayLike, hierarchy: Hierarchy) -> NDArray[np.float64]:
     """Draw every border with the height at which the two regions at its sides merge: an ultrametric contour map.
 
@@ -187,7 +233,7 @@ def contour_map(regions: ArrayLike, hierarchy: Hierarchy) -> NDArray[np.float64]
     r = np.asarray(regions)
     graph = region_graph(r)
     if len(graph.areas) != hierarchy.count:
-        raise ShapeError(f"the map has {len(graph.areas)} regions, but the hierarchy {hierarchy.count}.")
+        raise ShapeError(f"regions must be the {hierarchy.count} leaves of the hierarchy, got {len(graph.areas)}.")
     horizontal, vertical = r[:, :-1] != r[:, 1:], r[:-1] != r[1:]
     out = np.zeros((2 * r.shape[0] + 1, 2 * r.shape[1] + 1))
     if hierarchy.count > 1:

@@ -18,8 +18,8 @@ from PIL import Image
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.inference import segment_photograph
 from matbackprop.vision.inference.export import Format
-from matbackprop.vision.inference.segmenting import Segments, split_region, unite_region
-from matbackprop.vision.segmentation import Hierarchy
+from matbackprop.vision.inference.segmenting import Segments
+from matbackprop.vision.segmentation import Hierarchy, split_region, unite_region
 
 MAX_SIDE = 800
 """Longest side of a photograph on the page."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from matbackprop.vision.inference import segment
-from matbackprop.vision.inference.segmenting import split_region, unite_region
+from matbackprop.vision.segmentation import split_region, unite_region
 
 
 @pytest.fixture(scope="module")
