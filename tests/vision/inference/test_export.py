@@ -123,7 +123,7 @@ def test_every_format_is_written_and_the_tree_restores_the_levels(result, tmp_pa
     assert len(np.unique(contours[-1] + 2 * result.small_labels(2))) == 2
     with pytest.raises(ConfigurationError, match="no contour map"):
         dataclasses.replace(result, hierarchy=None).save(tmp_path, formats=("ucm2",))
-    with pytest.raises(ConfigurationError, match="Unknown format gif. Formats: png"):
+    with pytest.raises(ConfigurationError, match=r"Unknown format gif\. Formats: png"):
         result.save(tmp_path, formats=("gif",))
 
 
