@@ -1,4 +1,12 @@
-"""Modules that store their options and call the operators of :mod:`matbackprop.functional`."""
+"""Modules that store their options and call the operators of :mod:`matbackprop.functional`.
+
+A module takes the options of its function and is called with the function's tensors:
+
+    >>> import torch
+    >>> from matbackprop import nn
+    >>> nn.TopkEigh(2)(torch.diag(torch.tensor([1.0, 5.0, 3.0]))).eigenvalues
+    tensor([5., 3.])
+"""
 
 from matbackprop.nn._export import for_export as for_export
 from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
