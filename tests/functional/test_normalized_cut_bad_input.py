@@ -63,7 +63,7 @@ def test_bad_input_is_refused(name, case):
 @pytest.mark.parametrize("tolerance", [-1e-3, 1.0])
 def test_rank_tolerances_out_of_range(tolerance):
     for function in (normalized_cut_j1, normalized_cut_j2):
-        with pytest.raises(DomainError, match="rank_tol"):
+        with pytest.raises(DomainError, match="rank tolerance"):
             function(F, L, rank_tol=tolerance)
 
 

@@ -25,13 +25,13 @@ class LabeledRows(NamedTuple):
 
     Attributes:
         f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
-        weight: ``(*batch, m)``, zero for ignored rows; None if every row is known to have weight 1.
+        weight: ``(*batch, m)``, zero for ignored rows.
         region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary if the weight is zero.
         num_labels: the number of columns of E.
     """
 
     f: Tensor
-    weight: Tensor | None
+    weight: Tensor
     region: Tensor
     num_labels: int
 
@@ -45,7 +45,6 @@ class LabeledImages(NamedTuple):
         weight: ``(*b, m)`` or None.
         num_labels: the number of columns of E.
         dtype: of the computation.
-        all_labeled: whether every row is known to be labeled.
         checked: whether values have been checked.
     """
 
@@ -54,7 +53,6 @@ class LabeledImages(NamedTuple):
     weight: Tensor | None
     num_labels: int
     dtype: torch.dtype
-    all_labeled: bool = False
     checked: bool = False
 
     @property
@@ -69,14 +67,12 @@ class LabeledImages(NamedTuple):
 
     def rows(self) -> LabeledRows:
         """Return the rows in the dtype of the computation, ignored ones with weight 0."""
-        f, weight, k = self.f.to(self.dtype), self.weight_per_label, self.num_labels
+        f, weight, k = self.f.to(self.dtype), self._labeled().to(self.dtype), self.num_labels
         if self.annotators:
             f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
-        weight = None if weight is None else weight.to(self.dtype).expand(self.labels.shape)
-        if self.all_labeled:
-            return LabeledRows(f, weight, self.labels.long(), k)
-        labeled = self._labeled().to(self.dtype)
-        return LabeledRows(f, labeled if weight is None else labeled * weight, self.labels.clamp(0, k - 1).long(), k)
+        if self.weight_per_label is not None:
+            weight = weight * self.weight_per_label.to(self.dtype)
+        return LabeledRows(f, weight, self.labels.clamp(0, k - 1).long(), k)
 
     def _labeled(self) -> Tensor:
         return (self.labels >= 0) & (self.labels < self.num_labels)
@@ -148,32 +144,23 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
     return count
 
 
-def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> bool:
-    """Raise when a label is out of range or an image has no labeled row of positive weight.
-
-    Returns:
-        Whether every row is labeled.
-    """
+def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:
+    """Raise when a label is out of range or an image has no labeled row of positive weight."""
     if labels.numel() == 0:
-        return True
+        return
     low, high = int(labels.min()), int(labels.max())
     if low < -1 or high >= num_labels:
         raise LabelError(
             f"labels must be in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}. "
             f"Mark rows to ignore with −1."
         )
-    if low >= 0 and weight is None:
-        return True
-    labeled = labels >= 0
-    if weight is not None:
-        labeled = labeled & (weight > 0)
-    seen = labeled.flatten(-2).any(-1) if annotators else labeled.any(-1)
-    if not bool(seen.all()):
+    labeled = labels >= 0 if weight is None else (labels >= 0) & (weight > 0)
+    present = labeled.flatten(-2).any(-1) if annotators else labeled.any(-1)
+    if not bool(present.all()):
         raise LabelError(
-            f"{int((~seen).sum())} of {max(seen.numel(), 1)} images have no labeled row (all labels −1 or all weights "
-            f"0), so they have no cut. Remove them, or pass check=False for a value and gradient of 0."
+            f"{int((~present).sum())} of {max(present.numel(), 1)} images have no labeled row (all labels −1 or all "
+            f"weights 0), so they have no cut. Remove them, or pass check=False for a value and gradient of 0."
         )
-    return low >= 0
 
 
 def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
@@ -246,8 +233,8 @@ def labeled_images(
     check_finite(f, "f")
     if weight is not None:
         check_weight_values(weight)
-    whole = check_label_values(labels, images.weight_per_label, images.num_labels, images.annotators)
-    return images._replace(all_labeled=whole, checked=True)
+    check_label_values(labels, images.weight_per_label, images.num_labels, images.annotators)
+    return images._replace(checked=True)
 
 
 def _flat(index: Tensor, k: int) -> Tensor:
@@ -262,7 +249,7 @@ def _flat(index: Tensor, k: int) -> Tensor:
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Gather rows of x ``(*b, k, d)`` by index ``(*b, m)``: E x, ``(*b, m, d)``."""
     k, d = x.shape[-2:]
-    return x.flatten(0, -2).index_select(0, _flat(index, k)).reshape(*index.shape, d)
+    return x.reshape(x.shape[:-1].numel(), d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
 def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
@@ -280,14 +267,7 @@ def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
     batch, d = index.shape[:-1], x.shape[-1]
     flat = _flat(index, k)
     zero = x.new_zeros(batch.numel() * k, d)
-    return zero.scatter_add(0, flat.unsqueeze(-1).expand(-1, d), x.flatten(0, -2)).reshape(*batch, k, d)
-
-
-def region_masses(w: Tensor | None, index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """Sums of the weights ``(*b, m)`` over regions, or the numbers of rows: ``(*b, k)``, that is Eᵀw."""
-    if w is None:
-        w = torch.ones(index.shape, dtype=dtype, device=index.device)
-    return region_sums(w.unsqueeze(-1), index, k).squeeze(-1)
+    return zero.scatter_add(0, flat.unsqueeze(-1).expand(-1, d), x.reshape(len(flat), d)).reshape(*batch, k, d)
 
 
 def tall_product(x: Tensor, y: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._function import product
-from matbackprop.functional._labels import LabeledImages, LabeledRows, indicators, labeled_images, region_masses
+from matbackprop.functional._labels import LabeledImages, LabeledRows, indicators, labeled_images, region_sums
 from matbackprop.functional._spans import (
     RowWeights,
     align,
@@ -37,10 +37,9 @@ __all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
 
 def _degrees(rows: LabeledRows, lam: Tensor | None, check_values: bool) -> tuple[Tensor, Tensor | None]:
     """Degrees FΛFᵀw ``(*b, m)``, and which images have a negative one ``(*b,)``; if checked, raise instead."""
-    w = torch.ones_like(rows.f[..., 0]) if rows.weight is None else rows.weight
-    total = product(rows.f.mT, w.unsqueeze(-1))
+    total = product(rows.f.mT, rows.weight.unsqueeze(-1))
     degree = product(rows.f, total if lam is None else product(lam, total)).squeeze(-1)
-    negative = (degree < 0) & (w > 0)
+    negative = (degree < 0) & (rows.weight > 0)
     if not check_values:
         return degree, negative.any(-1)
     if bool(negative.any()):
@@ -238,7 +237,7 @@ def _counted(rows: LabeledRows) -> LabeledRows:
     weights are trainable.
     """
     f, w, region, k = rows
-    if w is None or not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
+    if not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
         return rows
     count = int((w > 0).sum(-1).max())
     if not 0 < count < min(f.shape[-2:]):
@@ -255,7 +254,7 @@ def _counted(rows: LabeledRows) -> LabeledRows:
 def _soft(rows: LabeledRows, ridge: float) -> Tensor:
     f, w, region, k = _counted(rows)
     if f.shape[-2] < f.shape[-1]:
-        n = region_masses(w, region, k, f.dtype)
+        n = region_sums(w.unsqueeze(-1), region, k).squeeze(-1)
         value = thin_soft_alignment(f, w, indicators(region, k, f.dtype), n, ridge)
     else:
         value, n = soft_alignment(f, w, region, k, ridge)

@@ -95,7 +95,7 @@ def rank_report(
         rows = images.in_range().rows()
         alignment = align(rows.f, RowWeights(rows.weight, rows.weight, rows.weight), rows.region, rows.num_labels, tol)
         x, w, *_ = images.rows()
-        _, sigma, _ = batched_svd(x if w is None else w.sqrt().unsqueeze(-1) * x)
+        _, sigma, _ = batched_svd(w.sqrt().unsqueeze(-1) * x)
     regions, j2 = alignment.regions, alignment.distance
     return RankReport(
         rank=alignment.rank,

@@ -27,21 +27,21 @@ def _inverse_or_zero(x: Tensor) -> Tensor:
     return torch.where(positive, x, 1).reciprocal() * positive
 
 
-def _scaled(w: Tensor | None, x: Tensor) -> Tensor:
-    return x if w is None else w.unsqueeze(-1) * x
+def _scaled(w: Tensor, x: Tensor) -> Tensor:
+    return w.unsqueeze(-1) * x
 
 
 class RowWeights(NamedTuple):
-    """Weights ``(*b, m)`` of the rows in the Gram matrix, the region sums and the region masses; None for 1."""
+    """Weights ``(*b, m)`` of the rows in the Gram matrix, the region sums and the region masses."""
 
-    gram: Tensor | None
-    sums: Tensor | None
-    mass: Tensor | None
+    gram: Tensor
+    sums: Tensor
+    mass: Tensor
 
 
-def degree_weights(w: Tensor | None, degree: Tensor) -> RowWeights:
+def degree_weights(w: Tensor, degree: Tensor) -> RowWeights:
     """Weights for D^(−½)F and D^½E. Rows of degree zero have weight zero, as by the pseudoinverse of D."""
-    kept = (degree > 0).to(degree.dtype) if w is None else w * (degree > 0)
+    kept = w * (degree > 0)
     return RowWeights(kept * _inverse_or_zero(degree), kept, kept * degree)
 
 
@@ -55,7 +55,7 @@ class RowSums(NamedTuple):
 
 class _WeightedRows(NamedTuple):
     f: Tensor
-    weight: Tensor | None
+    weight: Tensor
 
 
 class _Gram(Operation):
@@ -64,11 +64,11 @@ class _Gram(Operation):
     forward_twice = "normalized_cut"
 
     @staticmethod
-    def forward(f: Tensor, a: Tensor | None) -> Tensor:
+    def forward(f: Tensor, a: Tensor) -> Tensor:
         return tall_product(_scaled(a, f), f)
 
     @staticmethod
-    def save(inputs: tuple[Tensor, Tensor | None], outputs: Tensor) -> _WeightedRows:
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> _WeightedRows:
         return _WeightedRows(*inputs)
 
     @staticmethod
@@ -110,9 +110,8 @@ class _RegionSums(Operation):
 
 def row_sums(f: Tensor, weights: RowWeights, index: Tensor, k: int) -> RowSums:
     """Sums over the rows of F ``(*b, m, d)`` with regions ``index`` ``(*b, m)`` in 0 … k − 1."""
-    counts = torch.ones(index.shape, dtype=f.dtype, device=f.device) if weights.mass is None else weights.mass
     sums = apply(_RegionSums, _scaled(weights.sums, f), index, k)
-    mass = apply(_RegionSums, counts.unsqueeze(-1), index, k).squeeze(-1)
+    mass = apply(_RegionSums, weights.mass.unsqueeze(-1), index, k).squeeze(-1)
     return RowSums(apply(_Gram, f, weights.gram), sums, mass)
 
 
@@ -163,9 +162,9 @@ def align(f: Tensor, weights: RowWeights, index: Tensor, k: int, tol: float) -> 
     return _align(row_sums(product(f, axes), weights, index, k), ALIGNED_TOL)[0]
 
 
-def _singular_vectors(f: Tensor, a: Tensor | None, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+def _singular_vectors(f: Tensor, a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
     """Singular values of diag(a)^½ F and right singular vectors as constants, and which are above the tolerance."""
-    _, sigma, vh = batched_svd(_scaled(None if a is None else a.detach().sqrt(), f.detach()))
+    _, sigma, vh = batched_svd(_scaled(a.detach().sqrt(), f.detach()))
     return sigma, vh.mT, sigma > tol**0.5 * sigma[..., :1]
 
 
@@ -228,7 +227,7 @@ def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
     return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
 
 
-def soft_alignment(f: Tensor, w: Tensor | None, index: Tensor, k: int, ridge: float) -> tuple[Tensor, Tensor]:
+def soft_alignment(f: Tensor, w: Tensor, index: Tensor, k: int, ridge: float) -> tuple[Tensor, Tensor]:
     """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ, and the region masses."""
     weights = RowWeights(w, w, w)
     sums = row_sums(f, weights, index, k)
@@ -250,7 +249,7 @@ def _soft_alignment(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
 
 
-def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float) -> Tensor:
+def thin_soft_alignment(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> Tensor:
     """:func:`soft_alignment` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
 
     With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
@@ -260,20 +259,17 @@ def thin_soft_alignment(f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge
     value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)
     if not _spreads(gram, p):
         return value
-    if w is not None and is_differentiated(w) and not (values_checkable(w) and bool((w > 0).all())):
+    if is_differentiated(w) and not (values_checkable(w) and bool((w > 0).all())):
         return value  # √w has no derivative at zero
-    root = None if w is None else torch.where(w > 0, w, 1).sqrt() * (w > 0)
-    rows = _scaled(root, f)
+    root = torch.where(w > 0, w, 1).sqrt() * (w > 0)
+    rows, ones = _scaled(root, f), torch.ones_like(w)
     axes = batched_eigh((rows @ rows.mT).detach())[1]
-    return _thin_soft_alignment(_along_axes(rows.mT, axes).mT, None, product(axes.mT, _scaled(root, e)), n, ridge)[0]
+    return _thin_soft_alignment(_along_axes(rows.mT, axes).mT, ones, product(axes.mT, _scaled(root, e)), n, ridge)[0]
 
 
-def _thin_soft_alignment(
-    f: Tensor, w: Tensor | None, e: Tensor, n: Tensor, ridge: float
-) -> tuple[Tensor, Tensor, Tensor]:
+def _thin_soft_alignment(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     """The value, FFᵀ diag(w) and P."""
-    gram = product(f, f.mT)
-    gram = gram if w is None else gram * w.unsqueeze(-2)
+    gram = product(f, f.mT) * w.unsqueeze(-2)
     p, mu = _inverse(gram, ridge / f.shape[-1])
     mu = mu[..., 0, 0]
     inside = (product(p, e) * _scaled(w, e)).sum(-2)
