@@ -24,7 +24,7 @@ from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.cache import cache_key, dataset_folder, default_cache_folder
 from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
-from matbackprop.vision.data.coco_regions import crop_region, place_regions, tuning_split
+from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, place_regions
 from matbackprop.vision.models.backbones.base import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Measured, Table
@@ -213,7 +213,7 @@ class ExactRoot:
                 compute_maps(backbone, self.root, split, count)
                 for split, count in (("train", self.config.train_regions), ("val", self.config.val_regions))
             )
-            fitted, held_out = (train.at(index) for index in tuning_split(train.image))
+            fitted, held_out = (train.at(index) for index in hold_out_images(train.image))
             for i, rate in enumerate(RATES):
                 self.run(key, "trial", i, rate, functools.partial(fit, fitted, held_out, root, rate, 1000))
             for seed in range(self.config.seeds):

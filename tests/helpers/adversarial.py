@@ -18,7 +18,7 @@ from mpmath import mpf
 import matbackprop as mb
 from helpers import truth
 from helpers.judge import MODES, ROUNDING, Problem, Row, judge, rounded
-from matbackprop.numerics import gram_tolerance, rank_tolerance, rounding_of_zero
+from matbackprop.numerics import gram_tolerance, rank_tolerance, rounding_of_zero, zero_tolerance
 from matbackprop.spd._metrics import Metric
 
 KINDS = (
@@ -496,9 +496,19 @@ def _spectral(name, value, call, draw=_matrix, **more):
 
 def _of_number(a, problem):
     p = problem.options["p"]
-    if p == 0.5:
-        return truth.sqrt(a, _zero_tol(problem))
-    return truth.power(a, p if isinstance(p, int) else mpf(p))
+    return truth.power(a, p) if isinstance(p, int) else _real_power(a, mpf(p), problem)
+
+
+def _real_power(a, p, problem):
+    """λ^p; for p > 0, eigenvalues that count as zero by the rule of `matrix_function` are zero."""
+    if p < 0:
+        return truth.power(a, p)
+    values, u = truth.eig(a)
+    most = max((abs(x) for x in values), default=mpf(0))
+    if any(x < -_zero_tol(problem) * most for x in values):
+        raise truth.Undefined("nonnegative")
+    zero = zero_tolerance(torch.float64, torch.float64, max(len(values), 1)) * most
+    return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > zero else mpf(0) for x in values])
 
 
 def _user_defined(name, g, pair, **more):
@@ -579,14 +589,14 @@ _cut_row = {"keeps_rank": True, "least": 4.0}
 
 ROWS = [
     _spectral("matrix_log", lambda a, problem: truth.log(a), mb.matrix_log),
-    _spectral("matrix_sqrt", lambda a, problem: truth.sqrt(a, _zero_tol(problem)), mb.matrix_sqrt),
+    _spectral("matrix_sqrt", lambda a, problem: _real_power(a, mpf(0.5), problem), mb.matrix_sqrt),
     _spectral("matrix_inv_sqrt", lambda a, problem: truth.power(a, mpf(-0.5)), mb.matrix_inv_sqrt),
     _spectral("matrix_exp", lambda a, problem: truth.exp(a), mb.matrix_exp),
     _spectral("matrix_inverse", lambda a, problem: truth.inverse(a), mb.matrix_inverse),
     Row(
         "matrix_power",
         lambda draw: (draw.symmetric(), np.array(draw.pick(0.7, -1.3, 2.0, 0.5, 1e-4, 7.5))),
-        lambda a, p, problem: [truth.power(a, p[0])],
+        lambda a, p, problem: [_real_power(a, p[0], problem)],
         mb.matrix_power,
         symmetric=(0,),
         relative=(1,),
@@ -610,7 +620,7 @@ ROWS = [
     Row(
         "matrix_functions",
         _matrix,
-        lambda a, problem: [truth.sqrt(a, _zero_tol(problem)), truth.power(a, mpf(0.3)), truth.inverse(a)],
+        lambda a, problem: [_real_power(a, mpf(0.5), problem), _real_power(a, mpf(0.3), problem), truth.inverse(a)],
         lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o),
         symmetric=(0,),
         complex=1,

@@ -119,7 +119,7 @@ class Problem:
         if self.row.covariant and i in self.row.symmetric and a.size:
             d = np.sqrt(np.abs(np.diagonal(a)))
             return d[:, None] * d
-        return _peak(a) or 1.0
+        return _peak(a) or min((p for p in map(_peak, self.arrays) if p), default=1.0)
 
     def to_mp(self, a: np.ndarray):
         if a.dtype.kind == "i":
@@ -455,8 +455,10 @@ class Judge:
         return max(self.size, self.problem.row.least) * mpf(max(ratio, default=0.0)) ** order
 
     def factors(self, name: str):
-        """The size of the outputs that ``seen`` combines."""
-        return max((self.ordinary(name), *(norm(m) for m in self.tells[0][name] if m is not None)))
+        """The size of the terms that ``seen`` combines: the largest relative change of an output times the value."""
+        parts = zip(self.tells[0][name], self.tells[0].value, strict=True)
+        ratio = max((norm(m) / (norm(v) or 1) for m, v in parts if m is not None), default=mpf(0))
+        return max(self.ordinary(name), ratio * self.size)
 
     def tolerance(self, name: str, tensors: list[torch.Tensor] | None, k: int | None = None):
         """Pairs (reference, tolerance, size): of the entries of output k, or of ⟨G, derivative⟩."""
@@ -494,7 +496,9 @@ class Judge:
         least, most = min(sizes, default=mpf(0)), max(sizes, default=mpf(0))
         has_pole = len(sizes) < len(near) or most > 1e6 * least
         size = mpf(max(map(abs, got), default=0.0))
-        right = 64 * size >= least - 4 * info.tiny - self.noise
+        # A function without a derivative is not large: only a pole bounds derivatives from below.
+        bounded = name == "value" or least > 1e3 * self.ordinary(name)
+        right = not bounded or 64 * size >= least - 4 * info.tiny - self.noise
         right &= has_pole or size <= 64 * (most + self.ordinary(name)) or 64 * most > info.max
         return "undetermined" if right else "silently wrong"
 
