@@ -211,7 +211,7 @@ def corrupt_mat(data: bytes, draw: random.Random) -> bytes:
     if draw.random() < 0.5:
         cell = np.empty((1, 2), object)
         cell[:] = [[draw.choice(({"Segmentation": _savable(draw)}, _savable(draw))) for _ in range(2)]]
-        name = draw.choice(("groundTruth", "segs", "ucm2", "ucm", "x"))
+        name = draw.choice(("groundTruth", "segs", "ucm2", "x"))
         out = BytesIO()
         savemat(out, {name: draw.choice((cell, _savable(draw)))}, do_compression=draw.random() < 0.7)
         return out.getvalue()

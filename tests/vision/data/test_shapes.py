@@ -1,33 +1,30 @@
 """Synthetic images: reproducible, consistent, and readable by the loaders."""
 
 import numpy as np
-import pytest
 import torch
 from scipy import ndimage
 
-from matbackprop.errors import ConfigurationError
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.data.check import check_dataset
 from matbackprop.vision.data.shapes import (
     CLASSES,
-    ShapesRegions,
-    ShapesSegmentation,
+    draw_regions,
+    draw_segmentation,
     write_shapes_bsds,
     write_shapes_coco,
 )
 
 
 def test_images_depend_on_seed_and_index_only():
-    one, two = ShapesRegions(8, seed=1), ShapesRegions(3, seed=1)
-    assert torch.equal(one[2].image, two[2].image)
-    assert not torch.equal(one[2].image, one[1].image)
-    assert not torch.equal(one[2].image, ShapesRegions(8, seed=2)[2].image)
+    image = draw_regions(2, seed=1).image
+    assert torch.equal(image, draw_regions(2, seed=1).image)
+    assert not torch.equal(image, draw_regions(1, seed=1).image)
+    assert not torch.equal(image, draw_regions(2, seed=2).image)
 
 
 def test_regions_are_consistent():
-    data = ShapesRegions(30)
     seen = set()
-    for sample in (data[i] for i in range(len(data))):
+    for sample in map(draw_regions, range(30)):
         assert sample.image.dtype == torch.uint8
         assert 1 <= len(sample.labels) == len(sample.masks) == len(sample.boxes) <= 4
         assert (sample.masks.sum(0) <= 1).all()
@@ -40,25 +37,14 @@ def test_regions_are_consistent():
 
 
 def test_label_maps_are_connected_and_annotators_differ():
-    data = ShapesSegmentation(6)
     counts = []
-    for sample in (data[i] for i in range(len(data))):
+    for sample in map(draw_segmentation, range(6)):
         counts.append([int(m.max()) + 1 for m in sample.segmentations])
         for labels in sample.segmentations:
             assert torch.equal(labels.unique(), torch.arange(int(labels.max()) + 1))
             for label in labels.unique():
                 assert ndimage.label((labels == label).numpy(), np.ones((3, 3)))[1] == 1
     assert any(len(set(c)) > 1 for c in counts)
-
-
-@pytest.mark.parametrize("kind", [ShapesRegions, ShapesSegmentation])
-def test_bounds(kind):
-    with pytest.raises(IndexError):
-        kind(2)[2]
-    with pytest.raises(ConfigurationError):
-        kind(0)
-    with pytest.raises(ConfigurationError):
-        kind(1, size=(8, 64))
 
 
 def test_the_coco_layout_is_right(tmp_path):
@@ -69,7 +55,7 @@ def test_the_coco_layout_is_right(tmp_path):
     from pycocotools.coco import COCO
 
     coco = COCO(folder / "annotations" / "instances_train.json")
-    sample = ShapesRegions(6, seed=6)[0]
+    sample = draw_regions(0, seed=6)
     annotations = coco.loadAnns(coco.getAnnIds(imgIds=1))
     assert len(annotations) == len(sample.labels)
     np.testing.assert_array_equal(coco.annToMask(annotations[0]), sample.masks[0].numpy())
@@ -82,7 +68,7 @@ def test_the_bsds_layout_is_right(tmp_path):
     assert result.good, result.problems
     assert result.counts["train segmentations"] == 9
     data = BSDS(folder, "train")
-    sample, made = data[1], ShapesSegmentation(3, seed=2)[1]
+    sample, made = data[1], draw_segmentation(1, seed=2)
     assert len(sample.segmentations) == 3
     for one, two in zip(sample.segmentations, made.segmentations, strict=True):
         assert torch.equal(one, two)

@@ -34,7 +34,7 @@ def test_the_descriptor_is_the_matrix_function_of_the_weighted_moment(function, 
     draw = torch.Generator().manual_seed(1)
     features = torch.randn(2, 5, 3, 4, generator=draw, dtype=torch.float64).relu().float()
     mask = torch.rand(2, 3, 4, generator=draw)
-    pooling = SecondOrderVector(5, function=function, support=support, feature_scale=0.3, eps=0.01, standardize="none")
+    pooling = SecondOrderVector(5, function=function, support=support, feature_scale=0.3, eps=0.01)
     got = pooling(features, mask)
     assert got.shape == (2, pooling.out_features)
     for i in range(2):
@@ -48,24 +48,14 @@ def test_the_descriptor_is_the_matrix_function_of_the_weighted_moment(function, 
 
 def test_a_power_of_one_half_is_the_square_root_and_trainable():
     features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
-    power = SecondOrderVector(4, function="power", power=0.5, learn_power=True, learn_eps=True)
+    power = SecondOrderVector(4, function="power", power=0.5, learn_power=True)
     root = SecondOrderVector(4, function="sqrt")
     torch.testing.assert_close(power(features), root(features), rtol=1e-5, atol=1e-6)
     power(features).square().sum().backward()
-    assert power.layer.exponent.grad.abs() > 0 and power.layer.log_eps.grad.abs() > 0
-    assert power.eps == pytest.approx(1e-3) and power.power == pytest.approx(0.5)
+    assert power.layer.exponent.grad.abs() > 0
+    assert power.power == pytest.approx(0.5)
     fixed = SecondOrderVector(4, function="power", power=0.5)
     assert not list(fixed.parameters()) and fixed.power == 0.5
-
-
-def test_unit_norm_makes_the_descriptor_invariant_to_contrast():
-    features = torch.rand(2, 4, 3, 3, generator=torch.Generator().manual_seed(2))
-    keywords = {"function": "sqrt", "eps": 1e-12, "feature_scale": 1.0, "standardize": "none"}
-    unit = SecondOrderVector(4, unit_norm=True, vector_scale=2.0, **keywords)
-    torch.testing.assert_close(unit(3 * features), unit(features), rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(unit(features).norm(dim=-1), torch.full((2,), 2.0))
-    plain = SecondOrderVector(4, **keywords)
-    torch.testing.assert_close(plain(3 * features), 3 * plain(features), rtol=1e-4, atol=1e-5)
 
 
 def test_pixels_outside_the_mask_are_ignored():
@@ -82,18 +72,16 @@ def test_pixels_outside_the_mask_are_ignored():
         pooling(features)
 
 
-@pytest.mark.parametrize("standardize", ["scalar", "entry"])
-def test_calibration_standardizes_descriptors_and_happens_once(standardize):
+def test_calibration_standardizes_descriptors_and_happens_once():
     torch.manual_seed(0)
-    model = RegionClassifier(3, head="o2p", canvas=67, taps=("relu5",), reduce=4, standardize=standardize)
+    model = RegionClassifier(3, head="o2p", canvas=67, taps=("relu5",), reduce=4)
     batches = [(torch.randn(6, 3, 67, 67), None) for _ in range(2)]
     model.calibrate(batches)
     pooling = model.poolings()["relu5"]
     vectors = torch.cat([pooling(model.maps(image)["relu5"]) for image, _ in batches]).detach()
     assert vectors.mean().item() == pytest.approx(0, abs=1e-4)
     assert vectors.square().mean().item() == pytest.approx(1, abs=1e-3)
-    if standardize == "entry":
-        assert vectors.mean(0).abs().max() < 1e-3
+    assert vectors.mean(0).abs().max() < 1e-3
     before = pooling.mean.clone()
     model.calibrate([(torch.randn(6, 3, 67, 67) + 5, None)])
     assert torch.equal(before, pooling.mean)
@@ -101,7 +89,7 @@ def test_calibration_standardizes_descriptors_and_happens_once(standardize):
 
 def test_a_projection_starts_on_the_principal_directions():
     torch.manual_seed(0)
-    pooling = SecondOrderVector(5, reduce=2, standardize="none", feature_scale=1.0)
+    pooling = SecondOrderVector(5, reduce=2, feature_scale=1.0)
     maps = torch.randn(40, 5, 3, 3) * torch.tensor([0.1, 3.0, 0.2, 2.0, 0.3]).view(1, 5, 1, 1)
     assert not pooling.calibrated
     pooling.calibrate([maps[:20], maps[20:]], [None, None])
@@ -111,7 +99,7 @@ def test_a_projection_starts_on_the_principal_directions():
     values, vectors = np.linalg.eigh((x.T @ x).double().numpy())
     for row, k in zip(weight.detach().numpy(), (4, 3), strict=True):  # the largest first
         assert abs(row @ vectors[:, k]) == pytest.approx(1, abs=1e-5), values
-    assert pooling.calibrated and pooling.mean.item() == 0 and pooling.deviation.item() == 1
+    assert pooling.calibrated
 
 
 def test_several_maps_are_pooled_side_by_side():
@@ -199,7 +187,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "taps": ("relu9",)}, "Unknown feature map 'relu9'"),
         ({"head": "o2p", "taps": ("relu3", "relu8")}, "Unknown feature map 'relu8'"),
         ({"head": "o2p", "taps": ("relu3", "relu3")}, "taps names a map twice: relu3, relu3"),
-        ({"head": "o2p", "reduce": 257}, "reduce must be in 1 … 256 for a map of 256 channels, got 257"),
+        ({"head": "o2p", "reduce": 257}, "reduce is 257. Use 1 … 256"),
         ({"head": "o2p", "function": "sin"}, "function is 'sin'. Input should be"),
         ({"head": "o2p", "support": "half"}, "support is 'half'. Input should be"),
         ({"head": "o2p", "function": "log", "learn_power": True}, "learn_power needs"),
@@ -219,7 +207,7 @@ def test_invalid_configurations_are_named(arguments, message):
 @pytest.mark.parametrize("support", ["all", "mask", "mask+all"])
 def test_first_order_is_the_average_over_the_support(support):
     torch.manual_seed(0)
-    model = RegionClassifier(3, head="fc", average=True, support=support, canvas=67, standardize="none").eval()
+    model = RegionClassifier(3, head="fc", average=True, support=support, canvas=67).eval()
     image, mask = torch.randn(2, 3, 67, 67), torch.rand(2, 67, 67)
     (actual,) = model.maps(image).values()
     info = model.backbone.info("pool5")
@@ -276,7 +264,7 @@ def test_only_the_head_of_a_frozen_network_is_trained():
 
 def test_bfloat16_features_are_pooled_in_full_precision():
     features = torch.rand(1, 4, 3, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
-    pooling = SecondOrderVector(4, standardize="none")
+    pooling = SecondOrderVector(4)
     got = pooling(features)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got, pooling(features.float()))

@@ -6,8 +6,8 @@ import io
 import math
 import re
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import ZipFile
@@ -40,7 +40,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     """Read all label maps of one file.
 
     - ``.mat`` (version 5 to 7): a cell ``segs`` of segmentations, a cell ``groundTruth`` of human maps, an ultrametric
-      contour map ``ucm2`` (double size) or ``ucm``, otherwise every two-dimensional integer array.
+      contour map ``ucm2`` (double size), otherwise every two-dimensional integer array.
     - ``.seg``: one human map of BSDS300.
     - ``.png``: one map; gray values (1 to 16 bits) and palette indices are labels, in a color picture each color is
       one. Contours and photographs are refused.
@@ -58,28 +58,51 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         DataError: the file is missing, damaged, too large, of another kind, or holds no label map.
     """
     path = Path(path)
-    readers: dict[str, Callable[[Path], list[NDArray[np.integer]]]] = {
-        ".mat": partial(_read_mat, thresholds=thresholds),
-        ".seg": lambda path: [read_seg(path)],
-        ".png": _read_png,
-        ".npz": _read_npz,
-        ".npy": _read_npy,
-    }
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise DataError(f"{path} is not a file of label maps. Supported: {', '.join(LABEL_SUFFIXES)}.")
+    with _readable(path):
+        match path.suffix.lower():
+            case ".mat":
+                maps = _read_mat(path, thresholds)
+            case ".seg":
+                maps = [read_seg(path)]
+            case ".png":
+                maps = [_read_png(path)]
+            case ".npz":
+                maps = _read_npz(path)
+            case ".npy":
+                maps = _labels(_stack(_load_npy(path)), path)
+            case _:
+                raise DataError(f"{path} is not a file of label maps. Supported: {', '.join(LABEL_SUFFIXES)}.")
+    if not maps:
+        raise DataError(f"{path} holds no label map. A two-dimensional array of integers is needed.")
+    return maps
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Convert any error of a reader to DataError: damaged files make readers fail in a dozen ways."""
     try:
-        maps = reader(path)
+        yield
     except DataError:
         raise
     except MemoryError:
         raise DataError(f"{path} cannot be read: it needs more memory than is available.") from None
-    except Exception as error:  # damaged files make the readers fail in a dozen ways
+    except Exception as error:
         reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
         raise DataError(f"{path} cannot be read. It is probably damaged ({reason}).") from error
-    if not maps:
-        raise DataError(f"{path} holds no label map. A two-dimensional array of integers is needed.")
-    return maps
+
+
+def _load_npy(path: Path) -> NDArray[Any]:
+    return np.lib.format.read_array(io.BytesIO(read_bytes(path, MAX_BYTES)), allow_pickle=False)
+
+
+def _load_mat(path: Path) -> dict[str, Any]:
+    from scipy.io import loadmat
+
+    data = read_bytes(path, MAX_BYTES)
+    if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
+        raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file. Save it with save(…, '-v7').")
+    _check_mat(data, "<" if data[126:128] == b"IM" else ">")
+    return {name: value for name, value in sorted(loadmat(io.BytesIO(data)).items()) if isinstance(value, np.ndarray)}
 
 
 def _labels(arrays: Sequence[Any], path: Path) -> list[NDArray[np.integer]]:
@@ -100,13 +123,7 @@ def _check_pixels(path: Path, *shape: int) -> None:
 
 
 def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
-    from scipy.io import loadmat
-
-    data = read_bytes(path, MAX_BYTES)
-    if data.startswith((b"MATLAB 7.3", b"\x89HDF")):
-        raise DataError(f"{path} is a MATLAB 7.3 (HDF5) file. Save it with save(…, '-v7').")
-    _check_mat(data, "<" if data[126:128] == b"IM" else ">")
-    content = loadmat(io.BytesIO(data))
+    content = _load_mat(path)
     if "groundTruth" in content:
         cells = content["groundTruth"].ravel()
         if not all("Segmentation" in (np.asarray(cell).dtype.names or ()) for cell in cells):
@@ -115,19 +132,18 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
     if "segs" in content:
         segs = content["segs"]
         return _labels(list(segs.ravel()) if segs.dtype == object else [segs], path)
-    for name in ("ucm2", "ucm"):
-        if name in content:
-            cuts = np.size(content[name]) // (4 if name == "ucm2" else 1) * thresholds
-            if cuts > MAX_LABELS:
-                raise DataError(
-                    f"{path}: {thresholds} thresholds give {cuts} labels, more than {MAX_LABELS}. Use fewer thresholds."
-                )
-            try:
-                return ucm_to_segmentations(content[name], thresholds, doubled=name == "ucm2")
-            except DataError as error:
-                raise DataError(f"{path}: {error}") from error
-    arrays = [value for _, value in sorted(content.items()) if isinstance(value, np.ndarray) and value.size > 1]
-    return _labels([array for array in arrays if array.ndim == 2 and array.dtype.kind in "iub"], path)
+    if "ucm2" in content:
+        cuts = np.size(content["ucm2"]) // 4 * thresholds
+        if cuts > MAX_LABELS:
+            raise DataError(
+                f"{path}: {thresholds} thresholds give {cuts} labels, more than {MAX_LABELS}. Use fewer thresholds."
+            )
+        try:
+            return ucm_to_segmentations(content["ucm2"], thresholds)
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
+    arrays = [array for array in content.values() if array.size > 1 and array.ndim == 2]
+    return _labels([array for array in arrays if array.dtype.kind in "iub"], path)
 
 
 def _check_mat(data: bytes, order: str) -> None:
@@ -176,13 +192,12 @@ def _check_array(kind: int, data: memoryview, order: str) -> None:
         _check_array(inner, content, order)
 
 
-def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bool = True) -> list[NDArray[np.integer]]:
+def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArray[np.integer]]:
     """Cut an ultrametric contour map at evenly spaced thresholds.
 
     Args:
-        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)`` when doubled, else ``(h, w)``.
+        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)``: pixels are at odd positions, contours between them.
         thresholds: number n of thresholds i/(n + 1), i = 1 … n; contours at or below a threshold vanish.
-        doubled: pixels are at odd positions, contours between them.
 
     Returns:
         ``thresholds`` label maps ``(h, w)``, from fine to coarse; equal neighbors are one object.
@@ -190,35 +205,18 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99, *, doubled: bo
     from scipy.ndimage import label
 
     ucm = np.asarray(ucm, dtype=np.float64)
-    if ucm.ndim != 2 or (doubled and (ucm.shape[0] % 2 == 0 or ucm.shape[1] % 2 == 0 or min(ucm.shape) < 3)):
-        raise DataError(
-            f"A doubled contour map has shape (2h + 1, 2w + 1), got {ucm.shape}. For single size, name it ucm."
-        )
-    if ucm.size == 0:
-        raise DataError(f"The contour map is empty: shape {ucm.shape}.")
+    if ucm.ndim != 2 or ucm.shape[0] % 2 == 0 or ucm.shape[1] % 2 == 0 or min(ucm.shape) < 3:
+        raise DataError(f"A contour map ucm2 has shape (2h + 1, 2w + 1), got {ucm.shape}. Save it in double size.")
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
     maps: list[NDArray[np.integer]] = []
     below = np.searchsorted(np.unique(ucm), levels, side="right")  # strengths that vanish at each level
     for i, level in enumerate(levels):
-        if i and below[i] == below[i - 1]:
-            maps.append(maps[-1])  # the same object, so that it is scored once
-        else:
-            labels = label(ucm <= level)[0]
-            maps.append(labels[1::2, 1::2] if doubled else _fill_contours(labels))
+        same = i and below[i] == below[i - 1]
+        maps.append(maps[-1] if same else label(ucm <= level)[0][1::2, 1::2])  # the same object is scored once
     return maps
 
 
-def _fill_contours(labels: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Give contour pixels (0) the label of the nearest region."""
-    from scipy.ndimage import distance_transform_edt
-
-    if not labels.any():
-        return labels
-    nearest = distance_transform_edt(labels == 0, return_distances=False, return_indices=True)
-    return labels[tuple(nearest)]
-
-
-def _read_png(path: Path) -> list[NDArray[np.integer]]:
+def _read_png(path: Path) -> NDArray[np.integer]:
     with open_picture(path) as picture:
         _check_pixels(path, picture.height, picture.width)
         if picture.format != "PNG":
@@ -233,7 +231,7 @@ def _read_png(path: Path) -> list[NDArray[np.integer]]:
             f"{path} holds contours or a photograph, not labels: few pixels outside its largest region are in a 2×2 "
             "block of one value. Score contours with `matbackprop evaluate contours`; save such labels as .npy."
         )
-    return [labels]
+    return labels
 
 
 def read_contour_map(path: str | Path) -> NDArray[np.float32]:
@@ -247,31 +245,23 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
     Raises:
         DataError: the file is missing, damaged, too large, or holds something else.
     """
-    from scipy.io import loadmat
-
     path = Path(path)
-    try:
-        if path.suffix.lower() == ".png":
-            with open_picture(path) as picture:
-                array = np.asarray(picture)
-            array = array.astype(np.uint16) if array.dtype.kind == "i" else array  # 16 bits in old versions of Pillow
-        elif path.suffix.lower() == ".npy":
-            array = np.load(io.BytesIO(read_bytes(path, MAX_BYTES)), allow_pickle=False)
-        elif path.suffix.lower() == ".mat":
-            data = read_bytes(path, MAX_BYTES)
-            _check_mat(data, "<" if data[126:128] == b"IM" else ">")
-            arrays = [value for name, value in loadmat(io.BytesIO(data)).items() if not name.startswith("__")]
-            arrays = [value for value in arrays if isinstance(value, np.ndarray) and value.size > 1]
-            if len(arrays) != 1:
-                raise DataError(f"{path} holds {len(arrays)} arrays. Save the contour map alone.")
-            array = arrays[0]
-        else:
-            raise DataError(f"{path} is not a contour map. Supported: .png, .npy, .mat.")
-    except DataError:
-        raise
-    except Exception as error:  # damaged files make the readers fail in a dozen ways
-        reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
-        raise DataError(f"{path} cannot be read. It is probably damaged ({reason}).") from error
+    with _readable(path):
+        match path.suffix.lower():
+            case ".png":
+                with open_picture(path) as picture:
+                    array = np.asarray(picture)
+                if array.dtype.kind == "i":  # 16 bits in old versions of Pillow
+                    array = array.astype(np.uint16)
+            case ".npy":
+                array = _load_npy(path)
+            case ".mat":
+                arrays = [value for value in _load_mat(path).values() if value.size > 1]
+                if len(arrays) != 1:
+                    raise DataError(f"{path} holds {len(arrays)} arrays. Save the contour map alone.")
+                array = arrays[0]
+            case _:
+                raise DataError(f"{path} is not a contour map. Supported: .png, .npy, .mat.")
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "bufi":
         raise DataError(f"{path} holds {array.dtype} {array.shape}. A contour map is (height, width) of numbers.")
     _check_pixels(path, *array.shape)
@@ -285,16 +275,15 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
 
 def _is_drawn(labels: NDArray[np.integer]) -> bool:
     """Whether fewer than half of the pixels outside the most frequent value are in a constant 2×2 block."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
     if min(labels.shape) < 16:
         return False
     values, counts = np.unique(labels, return_counts=True)
     others = labels != values[counts.argmax()]
-    flat = (labels[:-1, :-1] == labels[1:, 1:]) & (labels[:-1, 1:] == labels[1:, :-1])
-    flat &= labels[:-1, :-1] == labels[:-1, 1:]
-    inside = np.zeros(labels.shape, dtype=bool)
-    for rows in (slice(None, -1), slice(1, None)):
-        for columns in (slice(None, -1), slice(1, None)):
-            inside[rows, columns] |= flat
+    flat = (maximum_filter(labels, 2) == minimum_filter(labels, 2))[1:, 1:]  # blocks of pixels (i, i + 1)
+    inside = np.pad(flat, ((0, 1), (0, 1))) | np.pad(flat, ((1, 0), (0, 1)))
+    inside |= np.pad(flat, ((0, 1), (1, 0))) | np.pad(flat, ((1, 0), (1, 0)))
     return int((others & inside).sum()) < 0.5 * int(others.sum())
 
 
@@ -307,11 +296,6 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
         # Files of `matbackprop segment` hold more than label maps.
         names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
         return _labels([labels for name in names for labels in _stack(content[name])], path)
-
-
-def _read_npy(path: Path) -> list[NDArray[np.integer]]:
-    data = io.BytesIO(read_bytes(path, MAX_BYTES))
-    return _labels(_stack(np.lib.format.read_array(data, allow_pickle=False)), path)
 
 
 def _stack(array: NDArray[Any]) -> list[NDArray[Any]]:
@@ -339,18 +323,18 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
         raise DataError(f"{path}: the header has no number for {', '.join(missing)}.")
     width, height, segments = (int(fields[name]) for name in ("width", "height", "segments"))
     _check_pixels(path, height, width)
-    numbers = [int(number) for number in body.split()]
+    numbers = np.array(body.split(), np.int64)
     if len(numbers) % 4:
         raise DataError(f"{path}: {len(numbers)} numbers after 'data'. Each line holds 'segment row first last'.")
+    runs = numbers.reshape(-1, 4)
+    bad = ((runs < 0) | (runs >= [segments, height, width, width])).any(1) | (runs[:, 2] > runs[:, 3])
+    if bad.any():
+        run = " ".join(map(str, runs[bad][0]))
+        raise DataError(f"{path}: the run '{run}' is outside {segments} segments of {height}×{width} pixels.")
     labels = np.full((height, width), -1, dtype=np.int64)
-    covered = 0
-    for segment, row, first, last in zip(*[iter(numbers)] * 4, strict=True):
-        if not (0 <= segment < segments and 0 <= row < height and 0 <= first <= last < width):
-            run = f"{segment} {row} {first} {last}"
-            raise DataError(f"{path}: the run '{run}' is outside {segments} segments of {height}×{width} pixels.")
+    for segment, row, first, last in runs.tolist():
         labels[row, first : last + 1] = segment
-        covered += last + 1 - first
-    unlabeled = int((labels < 0).sum())
+    unlabeled, covered = int((labels < 0).sum()), int((runs[:, 3] - runs[:, 2] + 1).sum())
     if unlabeled or covered != labels.size or not labels.size:
         raise DataError(
             f"{path}: {unlabeled} pixels have no label and {covered + unlabeled - labels.size} several. The file is "

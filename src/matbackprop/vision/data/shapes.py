@@ -1,26 +1,22 @@
-"""Synthetic images of colored, textured shapes, on which both systems can be trained without data.
+"""Synthetic images of colored, textured shapes, on which all systems can be trained without data.
 
-:class:`ShapesRegions` has objects with boxes, masks and classes, like COCO; :class:`ShapesSegmentation` has label maps
-by several annotators who agree on some borders only, like BSDS. :func:`write_shapes_coco` and
-:func:`write_shapes_bsds` write them in the layouts of those data sets.
+:func:`draw_regions` draws objects with boxes, masks and classes, like COCO; :func:`draw_segmentation` draws label maps
+by several annotators who agree on some borders only, like BSDS. An image depends on its seed and index only.
+:func:`write_shapes_coco` and :func:`write_shapes_bsds` write data sets in those layouts.
 """
 
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, needs
+from matbackprop.errors import needs
 from matbackprop.vision.segmentation import connected_components
-
-Sample = TypeVar("Sample")
 
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
 """Classes of objects. Outline, hue and texture depend on the class."""
@@ -28,10 +24,11 @@ OBJECTS = 4
 """Largest number of objects in an image of regions."""
 ANNOTATORS = 3
 """Number of label maps of an image to segment."""
+SIZE = (96, 128)
+"""Default height and width."""
 
 
-@dataclass(frozen=True)
-class ShapesRegionsSample:
+class RegionsSample(NamedTuple):
     """One image with objects.
 
     Attributes:
@@ -47,8 +44,7 @@ class ShapesRegionsSample:
     labels: Tensor
 
 
-@dataclass(frozen=True)
-class ShapesSegmentationSample:
+class SegmentationSample(NamedTuple):
     """One image with label maps.
 
     Attributes:
@@ -60,110 +56,77 @@ class ShapesSegmentationSample:
     segmentations: list[Tensor]
 
 
-class _Shapes(ABC, Generic[Sample]):
-    """``length`` images of a height and width, of which image i depends on (seed, i) only."""
-
-    def __init__(self, length: int, *, size: tuple[int, int] = (96, 128), seed: int = 0) -> None:
-        if length < 1 or min(size) < 32:
-            raise ConfigurationError(
-                f"length is {length} and size {size}; use at least 1 image and 32 pixels per side."
-            )
-        self.length, self.size, self.seed = length, size, seed
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> Sample:
-        if not 0 <= index < self.length:
-            raise IndexError(index)
-        return self._draw(index)
-
-    @abstractmethod
-    def _draw(self, index: int) -> Sample:
-        """Draw an image."""
-
-
-class ShapesRegions(_Shapes[ShapesRegionsSample]):
-    """Images with one to four objects on a textured background.
+def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> RegionsSample:
+    """Draw an image with one to four objects on a textured background.
 
     Example:
-        >>> sample = ShapesRegions(4, seed=0)[1]
+        >>> sample = draw_regions(1)
         >>> sample.image.shape, sample.masks.shape[1:]
         (torch.Size([3, 96, 128]), torch.Size([96, 128]))
     """
-
-    def _draw(self, index: int) -> ShapesRegionsSample:
-        draw = np.random.default_rng([self.seed, 1, index])
-        h, w = self.size
-        image = _texture(draw, self.size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
-        owner = np.zeros(self.size, np.int64)
-        labels: list[int] = []
-        for number in range(1, 1 + int(draw.integers(1, OBJECTS + 1))):
-            label = int(draw.integers(len(CLASSES)))
-            radius = draw.uniform(0.15, 0.3) * min(h, w)
-            center = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
-            mask = _outline(CLASSES[label], self.size, center, radius, draw.uniform(0, 2 * np.pi))
-            color = _hue((label + draw.normal(0, 0.6)) / len(CLASSES), draw.uniform(0.5, 0.9))
-            pattern = _texture(draw, self.size, color, amplitude=0.2, period=3.0 + 1.5 * label)
-            image[mask] = pattern[mask]
-            owner[mask] = number
-            labels.append(label)
-        image += draw.normal(0, 0.02, image.shape)
-        # Objects with less than 24 visible pixels are dropped.
-        visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
-        masks = np.stack([owner == i + 1 for i in visible])
-        return ShapesRegionsSample(
-            _to_bytes(image),
-            torch.from_numpy(masks),
-            torch.tensor([_box(mask) for mask in masks], dtype=torch.float32),
-            torch.tensor([labels[i] for i in visible], dtype=torch.int64),
-        )
+    draw = np.random.default_rng([seed, 1, index])
+    h, w = size
+    image = _texture(draw, size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
+    owner = np.zeros(size, np.int64)
+    labels: list[int] = []
+    for number in range(1, 1 + int(draw.integers(1, OBJECTS + 1))):
+        label = int(draw.integers(len(CLASSES)))
+        radius = draw.uniform(0.15, 0.3) * min(h, w)
+        center = draw.uniform(radius, h - radius), draw.uniform(radius, w - radius)
+        mask = _outline(CLASSES[label], size, center, radius, draw.uniform(0, 2 * np.pi))
+        color = _hue((label + draw.normal(0, 0.6)) / len(CLASSES), draw.uniform(0.5, 0.9))
+        pattern = _texture(draw, size, color, amplitude=0.2, period=3.0 + 1.5 * label)
+        image[mask] = pattern[mask]
+        owner[mask] = number
+        labels.append(label)
+    image += draw.normal(0, 0.02, image.shape)
+    # Objects with less than 24 visible pixels are dropped.
+    visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
+    masks = np.stack([owner == i + 1 for i in visible])
+    return RegionsSample(
+        _to_bytes(image),
+        torch.from_numpy(masks),
+        torch.tensor([_box(mask) for mask in masks], dtype=torch.float32),
+        torch.tensor([labels[i] for i in visible], dtype=torch.int64),
+    )
 
 
-class ShapesSegmentation(_Shapes[ShapesSegmentationSample]):
-    """Images of two areas with two to five shapes, and three label maps.
+def draw_segmentation(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> SegmentationSample:
+    """Draw an image of two areas with two to five shapes, and three label maps.
 
     The first annotator draws every region; the others leave some out.
 
     Example:
-        >>> sample = ShapesSegmentation(2)[0]
+        >>> sample = draw_segmentation(0)
         >>> len(sample.segmentations), sample.segmentations[0].shape
         (3, torch.Size([96, 128]))
     """
-
-    def _draw(self, index: int) -> ShapesSegmentationSample:
-        draw = np.random.default_rng([self.seed, 2, index])
-        h, w = self.size
-        y, x = np.mgrid[:h, :w]
-        angle = draw.uniform(0, np.pi)
-        side = (x - w / 2) * np.cos(angle) + (y - h / 2) * np.sin(angle) > draw.uniform(-0.2, 0.2) * min(h, w)
-        labels = side.astype(np.int64)
-        for number in range(2, 2 + int(draw.integers(2, 6))):
-            radius = draw.uniform(0.12, 0.28) * min(h, w)
-            center = draw.uniform(0, h), draw.uniform(0, w)
-            kind = CLASSES[int(draw.integers(len(CLASSES)))]
-            labels[_outline(kind, self.size, center, radius, draw.uniform(0, 2 * np.pi))] = number
-        image = np.zeros((h, w, 3))
-        for number in np.unique(labels):
-            color = _hue(draw.uniform(), draw.uniform(0.3, 0.95))
-            inside = labels == number
-            image[inside] = _texture(draw, self.size, color, amplitude=0.1, period=draw.uniform(3, 9))[inside]
-        image += draw.normal(0, 0.02, image.shape)
-        maps = [labels] + [self._merged(labels, index, a) for a in range(1, ANNOTATORS)]
-        parts = connected_components(torch.from_numpy(np.stack(maps)), connectivity=8)
-        return ShapesSegmentationSample(_to_bytes(image), list(parts))
-
-    def _merged(self, labels: np.ndarray, index: int, annotator: int) -> np.ndarray:
-        """Remove each shape with probability 1/4."""
-        draw = np.random.default_rng([self.seed, 3, index, annotator])
-        out = labels.copy()
+    draw = np.random.default_rng([seed, 2, index])
+    h, w = size
+    y, x = np.mgrid[:h, :w]
+    angle = draw.uniform(0, np.pi)
+    side = (x - w / 2) * np.cos(angle) + (y - h / 2) * np.sin(angle) > draw.uniform(-0.2, 0.2) * min(h, w)
+    labels = side.astype(np.int64)
+    for number in range(2, 2 + int(draw.integers(2, 6))):
+        radius = draw.uniform(0.12, 0.28) * min(h, w)
+        center = draw.uniform(0, h), draw.uniform(0, w)
+        kind = CLASSES[int(draw.integers(len(CLASSES)))]
+        labels[_outline(kind, size, center, radius, draw.uniform(0, 2 * np.pi))] = number
+    image = np.zeros((h, w, 3))
+    for number in np.unique(labels):
+        color = _hue(draw.uniform(), draw.uniform(0.3, 0.95))
+        inside = labels == number
+        image[inside] = _texture(draw, size, color, amplitude=0.1, period=draw.uniform(3, 9))[inside]
+    image += draw.normal(0, 0.02, image.shape)
+    maps = [labels]
+    for annotator in range(1, ANNOTATORS):
+        leaves_out = np.random.default_rng([seed, 3, index, annotator])
+        maps.append(labels.copy())
         for number in np.unique(labels)[2:]:
-            if draw.uniform() < 0.25:
-                out[labels == number] = 0
-        return out
-
-
-# -------------------------------------------------------------------------------------------------------------- drawing
+            if leaves_out.uniform() < 0.25:
+                maps[-1][labels == number] = 0
+    parts = connected_components(torch.from_numpy(np.stack(maps)), connectivity=8)
+    return SegmentationSample(_to_bytes(image), list(parts))
 
 
 def _outline(kind: str, size: tuple[int, int], center: tuple[float, float], radius: float, angle: float) -> np.ndarray:
@@ -214,24 +177,25 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0) -> Path:
-    """Write :class:`ShapesRegions` as a COCO data set and return its folder.
+    """Write images of :func:`draw_regions` as a COCO data set and return its folder.
 
     ``images/{train,val}/*.png`` and ``annotations/instances_{train,val}.json`` with masks as run-length codes.
     """
     with needs("writing COCO masks needs pycocotools", "'matbackprop[train]'"):
         from pycocotools import mask as coco
     folder = Path(folder)
+    (folder / "annotations").mkdir(parents=True, exist_ok=True)
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
     for number, (split, length) in enumerate((("train", train), ("val", val))):
-        data = ShapesRegions(length, seed=2 * seed + number)
         images: list[dict[str, Any]] = []
         annotations: list[dict[str, Any]] = []
         (folder / "images" / split).mkdir(parents=True, exist_ok=True)
-        for index, sample in enumerate(data[i] for i in range(length)):
+        for index in range(length):
+            sample = draw_regions(index, seed=2 * seed + number)
             identity = number * 1_000_000 + index + 1
             name = f"{identity:012d}.png"
             _write_image(folder / "images" / split / name, sample.image)
-            images.append({"id": identity, "file_name": name, "height": data.size[0], "width": data.size[1]})
+            images.append({"id": identity, "file_name": name, "height": SIZE[0], "width": SIZE[1]})
             for mask, box, label in zip(sample.masks, sample.boxes, sample.labels, strict=True):
                 code = coco.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
                 annotations.append(
@@ -242,46 +206,35 @@ def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0
                         "bbox": box.tolist(),
                         "area": int(mask.sum()),
                         "iscrowd": 0,
-                        "segmentation": {"size": list(data.size), "counts": code["counts"].decode("ascii")},
+                        "segmentation": {"size": list(SIZE), "counts": code["counts"].decode("ascii")},
                     }
                 )
-        (folder / "annotations").mkdir(exist_ok=True)
         content = {"images": images, "annotations": annotations, "categories": categories}
         (folder / "annotations" / f"instances_{split}.json").write_text(json.dumps(content))
     return folder
 
 
-def write_shapes_bsds(
-    folder: str | Path, *, train: int, val: int, seed: int = 0, size: tuple[int, int] = (96, 128)
-) -> Path:
-    """Write :class:`ShapesSegmentation` in the layout of BSDS500 and return its folder.
+def write_shapes_bsds(folder: str | Path, *, train: int, val: int, seed: int = 0, size: tuple[int, int] = SIZE) -> Path:
+    """Write images of :func:`draw_segmentation` in the layout of BSDS500 and return the folder.
 
-    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, a cell per person).
+    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, a cell per annotator).
     """
     from scipy import io
 
     folder = Path(folder)
     for number, (split, length) in enumerate((("train", train), ("val", val))):
-        data = ShapesSegmentation(length, size=size, seed=2 * seed + number)
         images, truth = folder / "data" / "images" / split, folder / "data" / "groundTruth" / split
         images.mkdir(parents=True, exist_ok=True)
         truth.mkdir(parents=True, exist_ok=True)
-        for index, sample in enumerate(data[i] for i in range(length)):
-            identity = f"{number * 100_000 + index + 1:06d}"
-            _write_image(images / f"{identity}.jpg", sample.image)
+        for index in range(length):
+            sample = draw_segmentation(index, seed=2 * seed + number, size=size)
+            name = f"{number * 100_000 + index + 1:06d}"
+            _write_image(images / f"{name}.jpg", sample.image)
             cells = np.empty((1, ANNOTATORS), object)
             for a, labels in enumerate(sample.segmentations):
-                cells[0, a] = {"Segmentation": (labels + 1).numpy().astype(np.uint16), "Boundaries": _borders(labels)}
-            io.savemat(truth / f"{identity}.mat", {"groundTruth": cells}, do_compression=True)
+                cells[0, a] = {"Segmentation": (labels + 1).numpy().astype(np.uint16)}
+            io.savemat(truth / f"{name}.mat", {"groundTruth": cells}, do_compression=True)
     return folder
-
-
-def _borders(labels: Tensor) -> np.ndarray:
-    """Return 1 where the right or lower neighbor has another label."""
-    out = torch.zeros(labels.shape, dtype=torch.bool)
-    out[:, :-1] |= labels[:, :-1] != labels[:, 1:]
-    out[:-1] |= labels[:-1] != labels[1:]
-    return out.numpy().astype(np.uint8)
 
 
 def _write_image(path: Path, image: Tensor) -> None:

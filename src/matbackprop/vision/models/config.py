@@ -5,7 +5,6 @@ Torch is not imported here, so that ``--help`` is quick.
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,15 +15,11 @@ from matbackprop.vision.configuration import Fraction, Positive, Width, configur
 Head = Literal["fc", "o2p", "o2p_fc", "both"]
 Function = Literal["log", "sqrt", "power"]
 Support = Literal["all", "mask", "mask+all"]
-Standardize = Literal["none", "scalar", "entry"]
 Affinity = Literal["identity", "lambda"]
 Space = Literal["ncut", "soft"]
 Variant = Literal["alexnet-relu5", "vgg16-relu4", "vgg16-relu5"]
 Factor = Annotated[float, Field(ge=0, le=1e30)]
 Zoom = Annotated[float, Field(ge=1, le=4)]
-
-ADDED = {"added": True}
-"""Marks fields that are newer than stored results; their defaults have no effect."""
 
 
 @configuration
@@ -42,13 +37,13 @@ class RegionModelConfig:
         "Maps to pool, such as pool5 (6×6) or relu5 (13×13) of AlexNet; their descriptors are concatenated. Default: "
         "the backbone's last map."
     )
-    average: bool = field(default=False, metadata=ADDED)
+    average: bool = False
     """In fc and both, use the average of the last map over the support instead of fully connected layers."""
-    two_views: bool = field(default=False, metadata=ADDED)
+    two_views: bool = False
     """Use two views of a region, unmodified and with the mean color around it; their channels are concatenated."""
-    frozen: bool = field(default=False, metadata=ADDED)
+    frozen: bool = False
     """Freeze the backbone and the projections: descriptors are computed once, only the head is trained."""
-    train_from: str | None = field(default=None, metadata=ADDED)
+    train_from: str | None = None
     (
         "Freeze the backbone up to this map. Its maps are computed once, without jitter and mirroring; later layers "
         "are trained."
@@ -69,8 +64,6 @@ class RegionModelConfig:
     """Train the exponent."""
     eps: Factor = 1e-3
     """Regularizer ε of the pooling."""
-    learn_eps: bool = False
-    """Train ε."""
     feature_scale: Factor = 0.01
     """Factor on the features before pooling."""
     reduce: Width | None = None
@@ -79,19 +72,8 @@ class RegionModelConfig:
     """Number of channels to project the other maps to, if they have more."""
     support: Support = "all"
     """Pool over all cells, inside the mask, or both."""
-    center: bool = False
-    """Subtract the mean feature before pooling."""
-    standardize: Standardize = "entry"
-    (
-        "Standardization of the pooled vector, measured at the start: one mean per entry and one deviation, one mean "
-        "and one deviation for all (scalar), or none."
-    )
-    unit_norm: bool = False
-    """Divide the pooled vector by its norm first."""
     vector_scale: Factor = 1.0
     """Factor on the standardized vector; the rate of the next layer scales with its square."""
-    precision: Literal["float64", "float32"] = "float64"
-    """Precision inside the structured layer."""
 
     def __post_init__(self) -> None:
         if self.function == "log" and self.eps == 0:
@@ -114,23 +96,21 @@ class NCutsModelConfig:
     """Backbone, feature map and sizes; the fields that are not set follow from it."""
     weights: str = "imagenet"
     """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
-    backbone: str | None = field(default=None, metadata=ADDED)
+    backbone: str | None = None
     (
         "alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class. "
         "Default: the variant's."
     )
-    taps: tuple[str, ...] = field(default=(), metadata=ADDED)
+    taps: tuple[str, ...] = ()
     """The feature map that feeds the head. Default: the variant's; for another backbone its last map."""
-    head: Literal["paper", "none"] = field(default="paper", metadata=ADDED)
+    head: Literal["paper", "none"] = "paper"
     """paper: Conv-ReLU, dropout, Conv-ReLU. none: the map itself."""
     hidden: Width | None = None
     """Filters of the hidden layer. Default: the variant's (256 for AlexNet, 1024 for VGG-16)."""
     channels: Width = 20
     """Output channels d, which bound the rank of W."""
-    zoom: Zoom = field(default=1.0, metadata=ADDED)
+    zoom: Zoom = 1.0
     """The backbone's input is the image enlarged by this factor, 1 to 4."""
-    kernel: Width = 3
-    """Size of the first new convolution of the paper's head."""
     dropout: Fraction = 0.25
     """Dropout before the last layer."""
     affinity: Affinity = "identity"

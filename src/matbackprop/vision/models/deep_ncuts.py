@@ -64,9 +64,9 @@ class _Geometry:
 class _PaperHead(nn.Module):
     """Conv-ReLU, dropout, Conv-ReLU: many filters for capacity, few outputs to bound the rank of W."""
 
-    def __init__(self, width: int, hidden: int, channels: int, dropout: float, kernel: int) -> None:
+    def __init__(self, width: int, hidden: int, channels: int, dropout: float) -> None:
         super().__init__()
-        self.first = nn.Conv2d(width, hidden, kernel, padding=kernel // 2)
+        self.first = nn.Conv2d(width, hidden, 3, padding=1)
         self.drop = nn.Dropout(dropout)
         self.second = nn.Conv2d(hidden, channels, 1)
         for layer in (self.first, self.second):
@@ -116,7 +116,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if full["head"] == "paper":
             self.channels = full["channels"]
             widths = (info.channels, full["hidden"], self.channels)
-            self.head = _PaperHead(*widths, self.config.dropout, self.config.kernel)
+            self.head = _PaperHead(*widths, self.config.dropout)
         self.factor = nn.Parameter(torch.eye(self.channels)) if self.config.affinity == "lambda" else None
         self._learning = [p for p in self.backbone.parameters() if p.requires_grad]
         self.freeze_backbone(False)

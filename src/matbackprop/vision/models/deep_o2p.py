@@ -60,38 +60,36 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
 
 
 class Descriptor(nn.Module, ABC):
-    """Feature map → standardized descriptor. Mean and deviation are measured once, before training.
+    """Feature map → standardized descriptor: one mean per entry and one deviation, measured once, before training.
 
     Subclasses compute the vector before standardization (:meth:`raw`).
 
     Args:
         entries: length of the descriptor over one support.
-        config: ``support`` and ``standardize`` are used here.
+        support: cells to pool over, as in :class:`~matbackprop.vision.models.config.RegionModelConfig`.
     """
 
-    def __init__(self, entries: int, config: RegionModelConfig) -> None:
+    def __init__(self, entries: int, support: str) -> None:
         super().__init__()
-        self.config = config
-        self.out_features = (2 if config.support == "mask+all" else 1) * entries
+        self.support = support
+        self.out_features = (2 if support == "mask+all" else 1) * entries
         self.mean: Tensor
         self.deviation: Tensor
         self.calibrated: Tensor
-        self.register_buffer("mean", torch.zeros(self.out_features if config.standardize == "entry" else 1))
+        self.register_buffer("mean", torch.zeros(self.out_features))
         self.register_buffer("deviation", torch.ones(1))
-        self.register_buffer("calibrated", torch.tensor(config.standardize == "none"))
+        self.register_buffer("calibrated", torch.tensor(False))
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
         """Return weights of the cells, (b, m) or (b, 2, m) with mean 1, from the grid mask (b, h, w)."""
-        if self.config.support == "all":
+        if self.support == "all":
             return None
         if mask is None:
-            raise ShapeError(f"support={self.config.support!r} pools inside the region. Pass its mask.")
+            raise ShapeError(f"support={self.support!r} pools inside the region. Pass its mask.")
         flat = mask.flatten(1).float()
         total = flat.mean(-1, keepdim=True)
         inside = torch.where(total > 1e-6, flat / total.clamp_min(1e-6), torch.ones_like(flat))
-        if self.config.support == "mask":
-            return inside
-        return torch.stack([inside, torch.ones_like(inside)], 1)
+        return inside if self.support == "mask" else torch.stack([inside, torch.ones_like(inside)], 1)
 
     @abstractmethod
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
@@ -113,11 +111,9 @@ class Descriptor(nn.Module, ABC):
     @torch.no_grad()
     def measure(self, vectors: Tensor) -> None:
         """Measure mean and deviation of results (n, out_features) of :meth:`raw`."""
-        if self.config.standardize != "none":
-            vectors = vectors.double()
-            mean = vectors.mean(0) if self.config.standardize == "entry" else vectors.mean().view(1)
-            self.mean.copy_(mean)
-            self.deviation.copy_((vectors - mean).square().mean().sqrt().clamp_min(1e-12).view(1))
+        vectors = vectors.double()
+        self.mean.copy_(vectors.mean(0))
+        self.deviation.copy_((vectors - vectors.mean(0)).square().mean().sqrt().clamp_min(1e-12).view(1))
         self.calibrated.fill_(True)
 
 
@@ -138,48 +134,36 @@ class SecondOrderVector(Descriptor):
     """Feature map → second-order pooled, vectorized and standardized descriptor.
 
     With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
-    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation. Mean and
-    deviation are measured once, before training, by :meth:`calibrate`.
+    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation.
 
     Args:
         channels: channels of the map.
-        config: the fields of :class:`~matbackprop.vision.models.config.RegionModelConfig` from ``function`` to
-            ``precision``.
-            With ``reduce`` the map is first projected by a 1×1 convolution, which starts on the leading principal
-            directions of the features, measured by :meth:`calibrate`.
+        config: the fields from ``function`` on are used. With ``reduce`` the map is first projected by a 1×1
+            convolution, which starts on the leading principal directions of the features, measured by
+            :meth:`calibrate`.
         changes: fields that differ from ``config``.
     """
 
     def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
         config = replace(config or RegionModelConfig(), **changes)
         width = config.reduce or channels
-        super().__init__(width * (width + 1) // 2, config)
-        self.width = width
+        super().__init__(width * (width + 1) // 2, config.support)
+        self.config, self.width = config, width
         self.reduce: nn.Conv2d | None = None
         if config.reduce is not None:
-            self.calibrated.fill_(False)
             if config.reduce > channels:
-                raise ConfigurationError(
-                    f"reduce must be in 1 … {channels} for a map of {channels} channels, got {config.reduce}."
-                )
+                raise ConfigurationError(f"reduce is {config.reduce}. Use 1 … {channels}, the channels of the map.")
             self.reduce = nn.Conv2d(channels, config.reduce, 1, bias=False)
             nn.init.orthogonal_(self.reduce.weight)
         self.layer = SecondOrderPool(
             eps=config.eps,
             function=config.function,
             exponent=config.power if config.function == "power" else None,
-            learn_eps=config.learn_eps,
             learn_exponent=config.learn_power,
-            center=config.center,
             vectorize=True,
             check=False,
-            precision={"float64": torch.float64, "float32": torch.float32}[config.precision],
+            precision=torch.float64,
         )
-
-    @property
-    def eps(self) -> float:
-        """Current ε."""
-        return self.layer.eps if self.layer.log_eps is None else float(self.layer.log_eps.detach().exp())
 
     @property
     def power(self) -> float | None:
@@ -194,8 +178,7 @@ class SecondOrderVector(Descriptor):
 
     def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
         """Return the vectorized triangle (b, out_features) before standardization."""
-        triangle = self.layer(self.features(features), self.weights(mask))
-        return (nnf.normalize(triangle, dim=-1) if self.config.unit_norm else triangle).flatten(1)
+        return self.layer(self.features(features), self.weights(mask)).flatten(1)
 
     def standardized(self, vector: Tensor) -> Tensor:
         """Return the descriptor of a result of :meth:`raw`."""
@@ -274,41 +257,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         **changes: Any,
     ) -> None:
         super().__init__()
-        config = replace(config or RegionModelConfig(), **changes)
-        presented: dict[str, Any] = {"canvas": canvas, "background": background, "side": side, "margin": margin}
-        self._check_presentation(classes, config, names, **presented)
-        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
-        self.names = None if names is None else list(names)
-        self.hparams_dict = {"classes": classes, **asdict(config), **presented, "names": self.names}
-        self.config = config
-        self.backbone = build_backbone(config.backbone)
-        self.last = self.backbone.taps[-1]
-        """Map of the fully connected layers and the average."""
-        self.taps = () if config.head == "fc" else config.taps or (self.last,)
-        """Maps that are pooled."""
-        self.used_maps = [part for tap in self.taps for part in tap.split("+")]
-        self.used_maps += [self.last] if config.head in ("fc", "both") and self.last not in self.used_maps else []
-        self._check_canvas()
-        if config.train_from is not None:
-            self.backbone.freeze(config.train_from)
-        self.backbone.cut(self.used_maps)
-        self._build_descriptors()
-        self._build_classifier(classes)
-        if config.frozen:
-            for fixed in (self.backbone, *(one.reduce for one in self.poolings().values() if one.reduce is not None)):
-                fixed.requires_grad_(False)
-
-    @staticmethod
-    def _check_presentation(
-        classes: int,
-        config: RegionModelConfig,
-        names: Sequence[str] | None,
-        *,
-        canvas: int,
-        background: str,
-        side: int,
-        margin: float,
-    ) -> None:
+        self.config = config = replace(config or RegionModelConfig(), **changes)
         if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
             raise ConfigurationError(f"side and canvas must be from 1 to 4096 pixels, got {side} and {canvas}.")
         if not 0 <= margin <= 1 << 16:
@@ -317,23 +266,43 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             raise ConfigurationError(f"names must have one entry per class, got {len(names)} for {classes} classes.")
         if config.two_views and background == "mask":
             raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
+        self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
+        self.names = None if names is None else list(names)
+        presented = {"canvas": canvas, "background": background, "side": side, "margin": margin, "names": self.names}
+        self.hparams_dict = {"classes": classes, **asdict(config), **presented}
+        self._build_backbone()
+        self._build_descriptors()
+        self._build_classifier(classes)
+        if config.frozen:
+            for fixed in (self.backbone, *(one.reduce for one in self.poolings().values() if one.reduce is not None)):
+                fixed.requires_grad_(False)
+
+    def _build_backbone(self) -> None:
+        config = self.config
+        self.backbone = build_backbone(config.backbone)
+        self.last = self.backbone.taps[-1]
+        """Map of the fully connected layers and the average."""
+        self.taps = () if config.head == "fc" else config.taps or (self.last,)
+        """Maps that are pooled."""
+        self.used_maps = [part for tap in self.taps for part in tap.split("+")]
+        self.used_maps += [self.last] if config.head in ("fc", "both") and self.last not in self.used_maps else []
+        needed = max(self.backbone.info(tap).reach for tap in self.used_maps)
+        if self.canvas < needed:
+            try:
+                self._whole_maps(self.used_maps)  # padding may suffice
+            except RuntimeError as error:
+                raise ConfigurationError(
+                    f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {config.backbone}. "
+                    f"Use at least {needed} pixels."
+                ) from error
+        if config.train_from is not None:
+            self.backbone.freeze(config.train_from)
+        self.backbone.cut(self.used_maps)
 
     def _whole_maps(self, taps: Sequence[str]) -> dict[str, Tensor]:
         """Return the maps of the whole backbone on the device ``meta``."""
         with torch.device("meta"):
             return build_backbone(self.config.backbone)(torch.empty(1, 3, self.canvas, self.canvas), taps)
-
-    def _check_canvas(self) -> None:
-        needed = max(self.backbone.info(tap).reach for tap in self.used_maps)
-        if self.canvas >= needed:
-            return
-        try:
-            self._whole_maps(self.used_maps)  # padding may suffice
-        except RuntimeError as error:
-            raise ConfigurationError(
-                f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {self.config.backbone}. "
-                f"Use at least {needed} pixels."
-            ) from error
 
     def _build_descriptors(self) -> None:
         config = self.config
@@ -347,15 +316,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             rest = config.reduce_rest if config.reduce_rest < channels else None
             self.pooled.append(SecondOrderVector(channels, config, reduce=config.reduce if number == 0 else rest))
         if config.average:
-            self.average = FirstOrderVector(self._channels(self.last), config)
+            self.average = FirstOrderVector(self._channels(self.last), config.support)
 
     def _build_classifier(self, classes: int) -> None:
         config, width = self.config, sum(one.out_features for one in self.descriptors())
         if config.head != "o2p" and self.average is None:
             inputs = width
             if config.head != "o2p_fc":
-                cells = self._whole_maps([self.last])[self.last][0].numel()
-                inputs = cells * (2 if config.two_views else 1)
+                inputs = self._whole_maps([self.last])[self.last][0].numel() * (2 if config.two_views else 1)
             self.first = fully_connected(
                 inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
             )
@@ -375,8 +343,12 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def trains_features(self) -> bool:
         """Whether anything before the standardization of descriptors is trainable."""
         fixed = [self.backbone, *self.poolings().values()]
-        layers = self.config.head in ("fc", "both") and self.average is None
-        return layers or any(p.requires_grad for module in fixed for p in module.parameters())
+        return self._connects_map or any(p.requires_grad for module in fixed for p in module.parameters())
+
+    @property
+    def _connects_map(self) -> bool:
+        """Whether fully connected layers take the last map."""
+        return self.config.head in ("fc", "both") and self.average is None
 
     def poolings(self) -> dict[str, SecondOrderVector]:
         """Return the second-order layers by the name of their map."""
@@ -394,11 +366,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def maps(self, image: Tensor, mask: Tensor | None = None, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Return the maps (b, c, h, w) that are used, or ``taps``; channels of two views are concatenated."""
         taps = self.used_maps if taps is None else taps
-        if not self.config.two_views:
-            return self.backbone(image, taps)
-        if mask is None:
-            raise ShapeError("two_views needs the regions' masks. Pass mask.")
-        maps = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), taps)
+        if self.config.two_views:
+            if mask is None:
+                raise ShapeError("two_views needs the regions' masks. Pass mask.")
+            image = torch.cat([image, image * mask.unsqueeze(1)])
+        maps = self.backbone(image, taps)
         return {tap: self._side_by_side(both) for tap, both in maps.items()}
 
     @property
@@ -420,15 +392,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if self.config.two_views:
             start = start.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
         found = self.backbone.maps_after(self.config.train_from, start, later)
-        return {
-            **kept,
-            **{tap: self._side_by_side(found[tap]) if self.config.two_views else found[tap] for tap in later},
-        }
+        return {**kept, **{tap: self._side_by_side(found[tap]) for tap in later}}
 
-    @staticmethod
-    def _side_by_side(both: Tensor) -> Tensor:
+    def _side_by_side(self, maps: Tensor) -> Tensor:
         """Concatenate the channels of two views that are concatenated in the batch."""
-        return both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2)
+        return maps.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) if self.config.two_views else maps
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
         """Return the map ``tap`` and the pixel mask (b, canvas, canvas) on its grid, or None if it is not used.
@@ -490,8 +458,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         for tap, one in self._inputs():
             cells, inside = self.cells(maps, mask, tap)
             descriptors.append(one(cells, inside).to(cells.dtype))
-        layers = self.config.head in ("fc", "both") and self.average is None
-        return self._scores(descriptors, maps[self.last] if layers else None)
+        return self._scores(descriptors, maps[self.last] if self._connects_map else None)
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:

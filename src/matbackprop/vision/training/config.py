@@ -35,7 +35,7 @@ from matbackprop.vision.configuration import (
     suggest,
     to_json,
 )
-from matbackprop.vision.models.config import ADDED, ContourModelConfig, NCutsModelConfig, RegionModelConfig
+from matbackprop.vision.models.config import ContourModelConfig, NCutsModelConfig, RegionModelConfig
 
 if TYPE_CHECKING:
     from matbackprop.vision.training.run_folder import RunFolder
@@ -213,7 +213,7 @@ class RegionDataConfig(DatasetConfig):
     """Action for missing or damaged image files."""
     side: Pixels = 200
     """Longest side of a region."""
-    margin: NonNegative = field(default=0.0, metadata=ADDED)
+    margin: NonNegative = 0.0
     """Margin around the box of a region, as a fraction of its longest side."""
     canvas: Pixels = 227
     """Side of the network's input."""

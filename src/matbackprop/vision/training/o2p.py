@@ -87,7 +87,7 @@ class RegionModule(System):
         self.record("layer/eigen_max", largest.mean())
         self.record("layer/eigen_min", spectrum[:, 0].mean())
         self.record("layer/rank", (spectrum > 1e-6 * largest).sum(-1).double().mean())
-        self.record("layer/eps", pooling.eps)
+        self.record("layer/eps", pooling.config.eps)
         if pooling.power is not None:
             self.record("layer/power", pooling.power)
         if output.requires_grad:

@@ -1,12 +1,13 @@
 """Any ``nn.Module`` as a backbone, and adapters for transformers, timm and torchvision.
 
-Maps are outputs of submodules; the position of their cells is measured.
+Channels, strides and positions of the maps are measured.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,197 +18,104 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, WeightsError, needs
-from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD, Backbone, TapInfo
+from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
+from matbackprop.vision.models.backbones.base import Backbone, TapInfo
 
-__all__ = [
-    "HuggingFace",
-    "ListedMaps",
-    "ModuleBackbone",
-    "TimmFeatures",
-    "TorchvisionModel",
-    "measure_offsets",
-    "measure_strides",
-]
+__all__ = ["HuggingFace", "MeasuredBackbone", "ModuleBackbone", "TimmFeatures", "TorchvisionModel"]
 
 _SIDES = (192, 256)  # both divisible by 64, so that no network of stride up to 64 rounds
 
 
-class _Done(Exception):
-    """The last requested map is computed."""
+class MeasuredBackbone(Backbone):
+    """A backbone around a network of another library, whose maps are measured.
 
-
-class ModuleBackbone(Backbone):
-    """A backbone whose maps are the outputs of submodules, by name (``layer3``, ``features.12``).
-
-    Only outputs (b, c, h, w) are maps. Channels and strides are measured on images of two sizes, offsets by
-    :func:`measure_offsets` on first use.
+    Channels and strides are measured on images of two sizes. The center of the first cell is measured on the first
+    call of :meth:`info`, from the gradient of a cell; if that fails (global receptive fields, device ``meta``), cells
+    tile the image.
 
     Args:
-        network: takes images (b, 3, h, w) of any size.
-        mean, std: normalization of its pixels, for RGB in [0, 1].
-
-    Example:
-        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
-        >>> backbone = ModuleBackbone(network)
-        >>> backbone.taps, backbone.info("2")
-        (('0', '1', '2'), TapInfo(channels=8, stride=4, offset=1.0, reach=4))
-    """
-
-    def __init__(
-        self,
-        network: nn.Module,
-        *,
-        mean: tuple[float, ...] = IMAGENET_MEAN,
-        std: tuple[float, ...] = IMAGENET_STD,
-    ) -> None:
-        places = measure_strides(lambda image: _all_maps(network, image), network)
-        super().__init__(places)
-        self.network = network
-        self.mean, self.std = mean, std
-        self._measured: set[str] = set()
-
-    def info(self, tap: str) -> TapInfo:
-        """Return channels and position of a map; its offset is measured on the first call."""
-        info = super().info(tap)
-        if tap not in self._measured:
-            averaging = _averaging(self.network)
-            offsets = measure_offsets(lambda image: _maps(averaging, image, [tap]), {tap: info}, averaging)
-            info = self._places[tap] = info._replace(offset=offsets[tap])
-            self._measured.add(tap)
-        return info
-
-    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the outputs of the submodules ``taps``; later submodules are not run."""
-        return _maps(self.network, image, [tap for tap in self.taps if tap in taps])
-
-    def remove_after(self, tap: str) -> None:
-        """Freeze the parameters that ``tap`` does not depend on."""
-        _freeze_unused(self, tap)
-
-
-class ListedMaps(Backbone):
-    """A network that returns a list of maps.
-
-    Args:
-        network: the network.
-        names: names of its maps.
+        network: takes images (b, 3, h, w).
         multiple: divisor of the image sides; images are padded with zeros at the end.
-    """
-
-    def __init__(self, network: nn.Module, names: Sequence[str], multiple: int = 1) -> None:
-        averaging = _averaging(network)
-        places = measure_strides(lambda x: dict(zip(names, self.listed(network, x), strict=True)), network, multiple)
-        offsets = measure_offsets(
-            lambda x: dict(zip(names, self.listed(averaging, x), strict=True)), places, averaging, multiple
-        )
-        super().__init__({name: info._replace(offset=offsets[name]) for name, info in places.items()})
-        self.network, self.names, self.multiple = network, list(names), multiple
-
-    @staticmethod
-    def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
-        """Return the maps of an image."""
-        return network(image)
-
-    def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return all maps."""
-        height, width = image.shape[-2:]
-        image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
-        return dict(zip(self.names, self.listed(self.network, image), strict=True))
-
-    def remove_after(self, tap: str) -> None:
-        """Freeze the parameters that a map does not depend on."""
-        _freeze_unused(self, tap)
-
-
-def _freeze_unused(backbone: ModuleBackbone | ListedMaps, tap: str) -> None:
-    network = backbone.network
-    device = next(network.parameters()).device
-    with torch.enable_grad():
-        computed = backbone.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
-        parameters = [p for p in network.parameters() if p.requires_grad]
-        gradients = torch.autograd.grad(computed.sum(), parameters, allow_unused=True)
-    for parameter, gradient in zip(parameters, gradients, strict=True):
-        parameter.requires_grad_(gradient is not None)
-
-
-@contextmanager
-def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequence[str] | None = None) -> Iterator[None]:
-    modules = {name: module for name, module in network.named_modules() if name and (names is None or name in names)}
-    handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, name=name: see(name, output))
-        for name, module in modules.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _all_maps(network: nn.Module, image: Tensor) -> dict[str, Tensor]:
-    """Return all maps in order of computation; of a submodule with several calls the last."""
-    outputs: dict[str, Tensor] = {}
-
-    def see(name: str, output: Any) -> None:
-        if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
-            outputs.pop(name, None)
-            outputs[name] = output
-
-    with _watched(network, see):
-        network(image)
-    return outputs
-
-
-def _maps(network: nn.Module, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-    outputs: dict[str, Tensor] = {}
-
-    def see(name: str, output: Any) -> None:
-        outputs[name] = output
-        if name == taps[-1]:
-            raise _Done
-
-    with _watched(network, see, taps), suppress(_Done):
-        network(image)
-    return outputs
-
-
-def measure_strides(
-    compute: Callable[[Tensor], Mapping[str, Tensor]], network: nn.Module, multiple: int = 1
-) -> dict[str, TapInfo]:
-    """Measure channels and strides of maps by computing them on two sizes.
-
-    Args:
-        compute: image → name → map.
-        network: the network.
-        multiple: divisor of the image sides.
-
-    Returns:
-        Name → position, with the offset of cells that tile the image.
 
     Raises:
         ConfigurationError: no map's size is proportional to the image's.
     """
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    training = network.training
-    sides = [-(-side // multiple) * multiple for side in _SIDES]
-    try:
-        network.eval()
-        with torch.no_grad():
-            small, large = (compute(torch.zeros(1, 3, side, side, device=device)) for side in sides)
-    finally:
-        network.train(training)
-    places = {}
-    for name, one in small.items():
-        two = large.get(name)
-        cells = 0 if two is None or two.shape[1] != one.shape[1] else two.shape[-1] - one.shape[-1]
-        if cells > 0 and (sides[1] - sides[0]) % cells == 0:
-            stride = (sides[1] - sides[0]) // cells
-            places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
-    if not places:
-        raise ConfigurationError(
-            f"{type(network).__name__} has no map (b, c, h, w) with a size proportional to the image's."
-        )
-    return places
+
+    def __init__(self, network: nn.Module, multiple: int = 1) -> None:
+        super().__init__(self._measure_strides(network, multiple))
+        self.network, self.multiple = network, multiple
+        self._measured: set[str] = set()
+
+    @staticmethod
+    @abstractmethod
+    def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
+        """Return the maps ``taps`` of an image; None for all maps in order of computation."""
+
+    def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
+        """Return the maps ``taps``."""
+        height, width = image.shape[-2:]
+        image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
+        return self.compute(self.network, image, [tap for tap in self.taps if tap in taps])
+
+    def remove_after(self, tap: str) -> None:
+        """Freeze the parameters that ``tap`` does not depend on."""
+        device = next(self.network.parameters()).device
+        with torch.enable_grad():
+            computed = self.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
+            parameters = [p for p in self.network.parameters() if p.requires_grad]
+            gradients = torch.autograd.grad(computed.sum(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.requires_grad_(gradient is not None)
+
+    def info(self, tap: str) -> TapInfo:
+        """Return channels and position of a map."""
+        info = super().info(tap)
+        if tap not in self._measured:
+            info = self._places[tap] = info._replace(offset=self._measure_offset(tap, info.stride))
+            self._measured.add(tap)
+        return info
+
+    def _measure_strides(self, network: nn.Module, multiple: int) -> dict[str, TapInfo]:
+        device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        training = network.training
+        sides = [-(-side // multiple) * multiple for side in _SIDES]
+        try:
+            network.eval()
+            with torch.no_grad():
+                small, large = (
+                    self.compute(network, torch.zeros(1, 3, side, side, device=device), None) for side in sides
+                )
+        finally:
+            network.train(training)
+        places = {}
+        for name, one in small.items():
+            two = large.get(name)
+            cells = 0 if two is None or two.shape[1] != one.shape[1] else two.shape[-1] - one.shape[-1]
+            if cells > 0 and (sides[1] - sides[0]) % cells == 0:
+                stride = (sides[1] - sides[0]) // cells
+                places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
+        if not places:
+            raise ConfigurationError(
+                f"{type(network).__name__} has no map (b, c, h, w) with a size proportional to the image's."
+            )
+        return places
+
+    def _measure_offset(self, tap: str, stride: int) -> float:
+        """Return the center of the first cell, to half a pixel, from the gradient of a cell in the middle."""
+        tiling = (stride - 1) / 2
+        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        if device.type == "meta":
+            return tiling
+        side = -(-_SIDES[1] // self.multiple) * self.multiple
+        image = torch.full((1, 3, side, side), 0.5, dtype=torch.float64, device=device, requires_grad=True)
+        with torch.enable_grad():
+            cells = self.compute(_averaging(self.network), image, [tap])[tap]
+            middle = cells.shape[-1] // 2
+            (gradient,) = torch.autograd.grad(cells[0, :, middle, middle].sum(), image)
+        weight = gradient[0].abs().sum((0, 1))
+        center = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
+        measured = round(2 * (center - stride * middle)) / 2 if center == center else float("nan")
+        return measured if abs(measured) <= 2 * stride else tiling  # False for NaN
 
 
 def _averaging(network: nn.Module) -> nn.Module:
@@ -232,44 +140,62 @@ def _averaging(network: nn.Module) -> nn.Module:
     return network
 
 
-def measure_offsets(
-    compute: Callable[[Tensor], Mapping[str, Tensor]],
-    places: Mapping[str, TapInfo],
-    network: nn.Module,
-    multiple: int = 1,
-) -> dict[str, float]:
-    """Measure the centers of first cells from the gradients of cells in the middle.
+class _Done(Exception):
+    """The last requested map is computed."""
+
+
+class ModuleBackbone(MeasuredBackbone):
+    """A backbone whose maps are the outputs (b, c, h, w) of submodules, by name (``layer3``, ``features.12``).
 
     Args:
-        compute: image → name → map, by a network whose layers average.
-        places: channels and strides of the maps.
-        network: the network.
-        multiple: divisor of the image sides.
+        network: takes images (b, 3, h, w) of any size.
+        mean, std: normalization of its pixels, for RGB in [0, 1].
 
-    Returns:
-        Name → offset, to half a pixel. If it cannot be measured (global receptive fields, device ``meta``), the offset
-        of cells that tile the image.
+    Example:
+        >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
+        >>> backbone = ModuleBackbone(network)
+        >>> backbone.taps, backbone.info("2")
+        (('0', '1', '2'), TapInfo(channels=8, stride=4, offset=1.0, reach=4))
     """
-    offsets = {name: (info.stride - 1) / 2 for name, info in places.items()}
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    if device.type == "meta":
-        return offsets
-    side = -(-_SIDES[1] // multiple) * multiple
-    image = torch.full((1, 3, side, side), 0.5, dtype=torch.float64, device=device, requires_grad=True)
-    with torch.enable_grad():
-        maps = compute(image)
-        for name, info in places.items():
-            middle = maps[name].shape[-1] // 2
-            (gradient,) = torch.autograd.grad(maps[name][0, :, middle, middle].sum(), image, retain_graph=True)
-            weight = gradient[0].abs().sum((0, 1))
-            center = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
-            measured = round(2 * (center - info.stride * middle)) / 2
-            if abs(measured) <= 2 * info.stride:  # False for NaN
-                offsets[name] = measured
-    return offsets
+
+    def __init__(
+        self, network: nn.Module, *, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+    ) -> None:
+        super().__init__(network)
+        self.mean, self.std = mean, std
+
+    @staticmethod
+    def compute(network: nn.Module, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
+        """Run the network up to the last of ``taps``. Of a submodule with several calls, take the last."""
+        outputs: dict[str, Tensor] = {}
+
+        def see(name: str, output: Any) -> None:
+            if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
+                outputs.pop(name, None)
+                outputs[name] = output
+            if taps is not None and name == taps[-1]:
+                raise _Done
+
+        with _watched(network, see, taps), suppress(_Done):
+            network(image)
+        return outputs
 
 
-class HuggingFace(ListedMaps):
+@contextmanager
+def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequence[str] | None) -> Iterator[None]:
+    modules = {name: module for name, module in network.named_modules() if name and (names is None or name in names)}
+    handles = [
+        module.register_forward_hook(lambda _module, _inputs, output, name=name: see(name, output))
+        for name, module in modules.items()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class HuggingFace(MeasuredBackbone):
     """A backbone of Hugging Face's ``transformers``; its maps have the library's names (``stem``, ``stage1`` …).
 
     Args:
@@ -291,19 +217,20 @@ class HuggingFace(ListedMaps):
             network = AutoBackbone.from_config(config)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise WeightsError(f"hf:{source} cannot be built: {str(error).splitlines()[0]}") from error
-        super().__init__(network, list(network.out_features), int(getattr(config, "patch_size", 1) or 1))
+        super().__init__(network, int(getattr(config, "patch_size", 1) or 1))
         self.source = source
         self.mean, self.std = _normalization(source, self.mean, self.std)
 
     @staticmethod
-    def listed(network: nn.Module, image: Tensor) -> Sequence[Tensor]:
-        """Return the maps of the stages."""
-        return network(image).feature_maps
+    def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
+        """Return the maps of all stages."""
+        return dict(zip(network.out_features, network(image).feature_maps, strict=True))
 
     def load_published(self) -> None:
         """Load the published weights."""
         try:
-            published = type(self.network).from_pretrained(self.source, out_features=self.names)  # type: ignore[attr-defined]
+            network: Any = self.network
+            published = type(network).from_pretrained(self.source, out_features=list(network.out_features))
         except (OSError, ValueError) as error:
             raise WeightsError(
                 f"The weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
@@ -325,7 +252,7 @@ def _normalization(
         return mean, std
 
 
-class TimmFeatures(ListedMaps):
+class TimmFeatures(MeasuredBackbone):
     """A network of timm. Its maps have the names of timm's modules (``layer1``, ``blocks.11``, …).
 
     Args:
@@ -340,8 +267,7 @@ class TimmFeatures(ListedMaps):
         network: Any = _create_timm(source, pretrained=False)
         patch = next((m.patch_size for m in network.modules() if hasattr(m, "patch_size")), 1)
         try:
-            names = list(network.feature_info.module_name())
-            super().__init__(network, names, max(patch) if isinstance(patch, tuple) else int(patch))
+            super().__init__(network, max(patch) if isinstance(patch, tuple) else int(patch))
         except (AssertionError, RuntimeError) as error:  # positions or windows for one image size
             raise WeightsError(
                 f"timm:{source} does not take images of any size ({str(error).splitlines()[0]}). Use another one."
@@ -351,10 +277,10 @@ class TimmFeatures(ListedMaps):
         self.mean, self.std = tuple(published.get("mean", self.mean)), tuple(published.get("std", self.std))
 
     @staticmethod
-    def listed(network: Any, image: Tensor) -> Sequence[Tensor]:
-        """Return the maps, channels first: Swin's are channels last."""
-        channels = network.feature_info.channels()
-        return [m if m.shape[1] == c else m.movedim(-1, 1) for m, c in zip(network(image), channels, strict=True)]
+    def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
+        """Return all maps, channels first: Swin's are channels last."""
+        places = zip(network.feature_info.module_name(), network.feature_info.channels(), network(image), strict=True)
+        return {name: m if m.shape[1] == channels else m.movedim(-1, 1) for name, channels, m in places}
 
     def load_published(self) -> None:
         """Load the weights that timm publishes."""
