@@ -9,6 +9,7 @@ SUMMARIES = {
     "bsds500": "Contours and regions of BSDS500's test images, next to published methods.",
     "cuts": "Contour hierarchies with spectral distances in their border strengths.",
     "exact_root": "Second-order heads: exact square root against five Newton–Schulz steps.",
+    "refinement": "Borders of a 12-megapixel photograph, enlarged and refined.",
     "baselines": "Table 2's methods without training, and people.",
 }
 COMMANDS = {
