@@ -170,7 +170,7 @@ def test_sift_o2p_trains_on_descriptors_that_are_computed_once(config, monkeypat
     module, run = train(sift)
     losses = [m["train/loss"] for m in run.read_metrics() if "train/loss" in m]
     assert losses[-1] < 0.7 * losses[0]
-    monkeypatch.setattr("matbackprop.vision.training.regions.write_cache", None)  # would fail if it were called
+    monkeypatch.setattr("matbackprop.vision.training.regions.save_checkpoint", None)  # would fail if it were called
     again, _ = train(merge(sift, {"engine.run": str(config.engine.run) + "-again"}))
     assert same(module, again)
 
@@ -195,8 +195,13 @@ def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config,
         seen = model(batch["image"], batch["mask"])
         trained = module.scores(data.on_device({"index": indices}, training=False))
     torch.testing.assert_close(seen, trained, rtol=1e-2, atol=1e-2)
-    monkeypatch.setattr("matbackprop.vision.training.regions.write_cache", None)  # would fail if it were called
+    monkeypatch.setattr("matbackprop.vision.training.regions.save_checkpoint", None)  # would fail if it were called
     again, _ = train(merge(frozen, {"engine.run": str(config.engine.run) + "-again"}))
+    assert same(module, again)
+    monkeypatch.undo()
+    (cached,) = frozen.data.cache.glob("described-*.ckpt")
+    cached.write_bytes(cached.read_bytes()[:-99])
+    again, _ = train(merge(frozen, {"engine.run": str(config.engine.run) + "-repaired"}))
     assert same(module, again)
 
 

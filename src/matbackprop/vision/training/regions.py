@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DataError
-from matbackprop.vision.data.cache import cache_key, default_cache_folder, open_cache, write_cache
+from matbackprop.errors import CheckpointError, DataError
+from matbackprop.vision.data.cache import cache_key, default_cache_folder
 from matbackprop.vision.data.coco import coco_files
 from matbackprop.vision.data.coco_regions import (
     Regions,
@@ -26,6 +26,7 @@ from matbackprop.vision.data.coco_regions import (
 )
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.models.deep_o2p import RegionClassifier
+from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
 from matbackprop.vision.training.config import O2PConfig, RegionDataConfig
 from matbackprop.vision.training.loading import EpochLoader
 from matbackprop.vision.training.system import Data
@@ -264,28 +265,24 @@ def describe(
     Projections are initialized first, on 512 training regions that tuning does not hold out, so that they are the
     same for both splits. They are copied to ``network``.
     """
-    path = (data.cache or default_cache_folder()) / f"described-{_described_key(network, train, validation, data)}"
-    if not path.exists():
+    key = _described_key(network, train, validation, data)
+    path = (data.cache or default_cache_folder()) / f"described-{key}.ckpt"
+    try:
+        saved = load_checkpoint(path)
+    except CheckpointError:  # missing or damaged
         fixed = copy.deepcopy(network).to(device).eval()
         if _projections(fixed):
             fit, _ = hold_out_images(train.image_ids, every=data.hold_out)
             some = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
             fixed.project([batch.maps(fixed) for batch in _in_order(train, some, data, device)])
-        arrays = {
-            part: [
-                fixed.describe(batch.image, batch.mask).half().cpu().numpy()
-                for batch in _in_order(regions, np.arange(len(regions)), data, device)
-            ]
-            for part, regions in (("train", train), ("validation", validation))
-        }
-        weights = torch.cat([p.flatten().cpu() for p in _projections(fixed)] or [torch.zeros(1)]).numpy()
-        write_cache(path, {**arrays, "projections": weights}, {"regions": train.path.name})
-    cached = {name: torch.from_numpy(np.array(values)) for name, values in open_cache(path).arrays.items()}
-    if mine := _projections(network):
-        parts = cached["projections"].split([p.numel() for p in mine])
-        for parameter, part in zip(mine, parts, strict=True):
-            parameter.copy_(part.view_as(parameter))
-    return {"vector": cached["train"]}, {"vector": cached["validation"]}
+        saved = {"projections": [weight.cpu() for weight in _projections(fixed)]}
+        for part, regions in (("train", train), ("validation", validation)):
+            batches = _in_order(regions, np.arange(len(regions)), data, device)
+            saved[part] = torch.cat([fixed.describe(batch.image, batch.mask).half().cpu() for batch in batches])
+        save_checkpoint(saved, path)
+    for mine, weight in zip(_projections(network), saved["projections"], strict=True):
+        mine.copy_(weight)
+    return {"vector": saved["train"]}, {"vector": saved["validation"]}
 
 
 def _projections(network: RegionClassifier) -> list[Tensor]:
