@@ -301,10 +301,9 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
     if bool(((a - a.mH).abs().amax((-2, -1)) <= rounding).all()):  # the usual case, in a third of the time
         return False
     gap, allowed = _asymmetry(a, unit)
-    beyond = (gap - allowed).flatten(end_dim=-3) if a.ndim > 2 else (gap - allowed).unsqueeze(0)
-    worst = int(beyond.amax((-2, -1)).argmax())
-    if bool(beyond[worst].amax() > 0):
-        size, gap = (t.reshape(-1, *a.shape[-2:])[worst].max() for t in (a.abs(), gap))
+    beyond = (gap - allowed).reshape(-1, *a.shape[-2:]).amax((-2, -1))
+    if bool(beyond.max() > 0):
+        size, gap = (t.reshape(-1, *a.shape[-2:])[beyond.argmax()].max() for t in (a.abs(), gap))
         kind, transpose = ("Hermitian", "conjugate transpose") if a.is_complex() else ("symmetric", "transpose")
         raise SymmetryError(
             f"{name} must be {kind}, but it differs from its {transpose} by up to "

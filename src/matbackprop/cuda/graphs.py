@@ -26,8 +26,8 @@ class _Recorded:
 
     @torch.no_grad()
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        for own, given in zip(self.inputs, inputs, strict=True):
-            own.copy_(given)
+        for copy, given in zip(self.inputs, inputs, strict=True):
+            copy.copy_(given)
         self.graph.replay()
         return tuple(x.clone() for x in self.outputs)
 

@@ -17,7 +17,7 @@ __device__ __forceinline__ REAL symmetric_part(const IN* x, int i, int j, int n)
 // A (batch, n, n) -> g(A), bitwise symmetric, lambda (batch, n) and U (batch, n, n), eigenvectors in columns.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     function_forward(const IN* __restrict__ in, IN* __restrict__ out, REAL* __restrict__ out_values,
-                     REAL* __restrict__ out_vectors, double share, int n) {
+                     REAL* __restrict__ out_vectors, double rounding, int n) {
     const Sizes z(n);
     Rotation* rotations = (Rotation*)shared_memory;
     REAL* weights = (REAL*)shared_memory;  // g(lambda) in the column order of v, after the rotations
@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     jacobi(a, v, rotations, values, order, n, z);
     if (threadIdx.x < n) {
-        const REAL x = rounded(values[threadIdx.x], values[0], values[n - 1], (REAL)share);
+        const REAL x = rounded(values[threadIdx.x], values[0], values[n - 1], (REAL)rounding);
         out_values[(long long)blockIdx.x * n + threadIdx.x] = x;
         weights[order[threadIdx.x]] = value_at(x);
     }

@@ -22,15 +22,15 @@ __device__ __forceinline__ REAL difference(REAL x, REAL y) {
 #endif
 }
 
-// Eigenvalue x, where values up to `share` times the largest magnitude (that of the first or the last eigenvalue) are
+// Eigenvalue x, where values up to `rounding` times the largest magnitude (that of the first or the last eigenvalue) are
 // rounding errors: SQRT replaces negative ones by zero, EXP keeps x, functions that are undefined at zero return NaN.
-__device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL share) {
+__device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL rounding) {
     const REAL size = fabs(first) > fabs(last) ? fabs(first) : fabs(last);
 #if FUNCTION == SQRT
-    return x < 0 && x >= -share * size ? (REAL)0 : x;
+    return x < 0 && x >= -rounding * size ? (REAL)0 : x;
 #elif FUNCTION == EXP
     return x;
 #else
-    return fabs(x) <= share * size ? (REAL)NAN : x;
+    return fabs(x) <= rounding * size ? (REAL)NAN : x;
 #endif
 }

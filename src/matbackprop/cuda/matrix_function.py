@@ -63,13 +63,15 @@ def _kernels(a: Tensor, function: str) -> Module:
     return SOURCE.on(a.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
 
 
-def forward(a: Tensor, function: str, share: float, kernels: Module | None = None) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward(
+    a: Tensor, function: str, rounding: float, kernels: Module | None = None
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """g(A) in the dtype of A, and factors for :func:`gradient`: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
 
     Args:
         a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part is used.
         function: the name of g.
-        share: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cuh``.
+        rounding: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cuh``.
         kernels: compiled kernels to run instead of those of the device of A.
     """
     n = a.shape[-1]
@@ -80,7 +82,7 @@ def forward(a: Tensor, function: str, share: float, kernels: Module | None = Non
     vectors = torch.empty((count, n, n), dtype=torch.float64, device=a.device)
     addresses = (t.data_ptr() for t in (a, out, values, vectors))
     shared = sizes.shared_bytes(_REAL_BYTES)
-    kernels.launch("function_forward", (count,), sizes.threads, shared, (*addresses, share, n))
+    kernels.launch("function_forward", (count,), sizes.threads, shared, (*addresses, rounding, n))
     return out, (values, vectors)
 
 
@@ -122,7 +124,7 @@ def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
 
 
 def forward_in_parts(
-    a: Tensor, function: str, share: float, solve: pool_parts.Solver, kernels: Module | None = None
+    a: Tensor, function: str, rounding: float, solve: pool_parts.Solver, kernels: Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """:func:`forward` for any order, by an eigensolver: ascending eigenvalues, and eigenvectors in columns."""
     kernels = kernels or _kernels_of_parts(a, function)
@@ -130,7 +132,7 @@ def forward_in_parts(
     doubled, (count, n) = doubled.contiguous(), doubled.shape
     values, scaled = torch.empty_like(doubled), torch.empty_like(vectors)
     addresses = (t.data_ptr() for t in (doubled, vectors, values, scaled))
-    arguments = (*addresses, share, n, *vectors.stride()[1:])
+    arguments = (*addresses, rounding, n, *vectors.stride()[1:])
     kernels.launch("function_columns", (count * -(-n // _GROUP),), _THREADS, 0, arguments)
     return _finished(torch.bmm(scaled, vectors.mT), a, kernels), (values, vectors)
 
@@ -148,18 +150,18 @@ def gradient_in_parts(
 
 
 def matrix_function(
-    a: Tensor, function: str, share: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
+    a: Tensor, function: str, rounding: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
 ) -> Tensor:
     """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the same operator without the kernels."""
     if on_chip(a.shape[-1], shared_limit(a.get_device())):
         pair = Pair(
-            functools.partial(forward, function=function, share=share),
+            functools.partial(forward, function=function, rounding=rounding),
             functools.partial(gradient, function=function),
             general,
         )
     else:
         pair = Pair(
-            functools.partial(forward_in_parts, function=function, share=share, solve=solve),
+            functools.partial(forward_in_parts, function=function, rounding=rounding, solve=solve),
             functools.partial(gradient_in_parts, function=function),
             general,
         )

@@ -8,14 +8,14 @@
 // matrix U is u[i * next + j * step]; scaled has the same layout.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     function_columns(const REAL* __restrict__ doubled, const REAL* __restrict__ u, REAL* __restrict__ values,
-                     REAL* __restrict__ scaled, double share, int n, int next, int step) {
+                     REAL* __restrict__ scaled, double rounding, int n, int next, int step) {
     __shared__ REAL weights[GROUP];
     const int groups = (n + GROUP - 1) / GROUP, first = blockIdx.x % groups * GROUP;
     const long long matrix = blockIdx.x / groups;
     doubled += matrix * n;
     if (threadIdx.x < GROUP && first + threadIdx.x < n) {
         const int column = first + threadIdx.x;
-        const REAL x = (REAL)0.5 * rounded(doubled[column], doubled[0], doubled[n - 1], (REAL)share);
+        const REAL x = (REAL)0.5 * rounded(doubled[column], doubled[0], doubled[n - 1], (REAL)rounding);
         values[matrix * n + column] = x;
         weights[threadIdx.x] = value_at(x);
     }

@@ -162,8 +162,8 @@ def gradient(
     kernels = kernels or _kernels(f, g.dtype, function)
     out = torch.empty_like(f)
     blocks = 2 if form.thin else 1  # of rows in the gradient: Y, and T if thin
-    own = torch.empty(count * n * (d + blocks * n), dtype=torch.float64, device=f.device)
-    t = own.data_ptr()
+    space = torch.empty(count * n * (d + blocks * n), dtype=torch.float64, device=f.device)
+    t = space.data_ptr()
     mixing = t + count * n * d * _REAL_BYTES
     factors = form.factors(work, count)
     panel = form.panel(factors)

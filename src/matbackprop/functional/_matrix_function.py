@@ -162,9 +162,9 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
         """The same in torch operations; half precision arrives as float32."""
         return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
 
-    rounding = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
-    share = rounding(a.dtype, torch.float64, a.shape[-1])
-    out = kernels.matrix_function(a, function.name, share, general, batched_eigh)
+    tolerance = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
+    rounding = tolerance(a.dtype, torch.float64, a.shape[-1])
+    out = kernels.matrix_function(a, function.name, rounding, general, batched_eigh)
     if ready.check_values and not bool(torch.isfinite(out).all()):
         lam = without_rounding(batched_eigh(ready.x)[0], a.dtype, function.domain)
         check_domain(lam, function, "a", _REMEDY)

@@ -102,8 +102,8 @@ class Thin(NamedTuple):
         slope = self._slope(g)
         top = self.s.amax(-1, keepdim=True) if self.s.shape[-1] else self.s
         top = torch.where(top > 0, top, 1)
-        share, y = self.s / top, self.y / top.sqrt().unsqueeze(-1)
-        rows, columns = share.unsqueeze(-1), share.unsqueeze(-2)
+        scaled, y = self.s / top, self.y / top.sqrt().unsqueeze(-1)
+        rows, columns = scaled.unsqueeze(-1), scaled.unsqueeze(-2)
         nearer = torch.where(rows < columns, slope.unsqueeze(-1), slope.unsqueeze(-2))
         widest = torch.maximum(rows, columns)
         table = _table(self.s + self.eps.unsqueeze(-1), g)
@@ -165,15 +165,15 @@ class Primal(NamedTuple):
         h = self.basis.mH @ (e + e.mH) @ self.basis
         if self.y.numel() == 0:
             return f @ (self.basis @ (_table(self._lam(), g) * h) @ self.basis.mH)
-        return self.y.mH @ ((self._seen_table(g) * h) @ self.basis.mH)
+        return self.y.mH @ ((self._table_of_nonzero(g) * h) @ self.basis.mH)
 
-    def _seen_table(self, g: BoundFunction) -> Tensor:
+    def _table_of_nonzero(self, g: BoundFunction) -> Tensor:
         """Γ with zero rows for zero singular values."""
         return _table(self._lam(), g).masked_fill((self.s == 0).unsqueeze(-1), 0)
 
     def tangent(self, g: BoundFunction, df: Tensor, f: Tensor) -> Tensor:
         rows = self.y if self.y.numel() else (f @ self.basis).mH
-        inside = self._seen_table(g) * (rows @ df @ self.basis)
+        inside = self._table_of_nonzero(g) * (rows @ df @ self.basis)
         return self.basis @ (inside + inside.mH) @ self.basis.mH
 
     def derivative(self, g: BoundFunction) -> Tensor:
@@ -342,8 +342,8 @@ def _center(f: Tensor, w: Tensor | None) -> Tensor:
     if w is None:
         return f - f.mean(-2, keepdim=True)
     total = w.sum(-1, keepdim=True)
-    share = w / torch.where(total == 0, 1, total)
-    return f - (share.unsqueeze(-1) * f).sum(-2, keepdim=True)
+    fraction = w / torch.where(total == 0, 1, total)
+    return f - (fraction.unsqueeze(-1) * f).sum(-2, keepdim=True)
 
 
 def second_order_pool(

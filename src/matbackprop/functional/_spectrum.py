@@ -170,12 +170,13 @@ class _Derivative(Operation):
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
         point, directions = saved
-        turned = [e.mH for e in directions]
-        grad_a = point.derivative(*turned, g) if needed[0] else None
+        adjoints = [e.mH for e in directions]
+        grad_a = point.derivative(*adjoints, g) if needed[0] else None
         grad_p = point.parameter_gradient(g, *directions) if needed[1] else None
-        grads = [
-            point.derivative(*turned[:i], *turned[i + 1 :], g) if needed[6 + i] else None for i in range(len(turned))
-        ]
+        grads: list[Tensor | None] = [None, None]
+        for i in range(len(adjoints)):
+            if needed[6 + i]:
+                grads[i] = point.derivative(*adjoints[:i], *adjoints[i + 1 :], g)
         return grad_a, grad_p, None, None, None, None, *grads
 
     @staticmethod

@@ -73,7 +73,7 @@ def _free_phases(even: Tensor, odd: Tensor, s: Tensor, policy: TiePolicy, size: 
         return []
     zero = policy.tied(s, largest_entry(s.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
     turn = odd.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-    return [*policy.phases(even, size), (zero, policy.sees_gauge(turn, size))]
+    return [*policy.phases(even, size), (zero, policy.gauge_dependent(turn, size))]
 
 
 class _Saved(NamedTuple):
@@ -99,77 +99,107 @@ class _SVD(Operation):
         return _Saved(*outputs, inputs[3])
 
     @staticmethod
-    def adjoint(saved: _Saved, needed: Sequence[bool], *gradients: Any) -> Any:
-        (u, s, vh, policy), (g_u, g_s, g_vh) = saved, gradients
-        m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
-        v = vh.mH
-        u1, v1 = _head(u, k), _head(v, k)
-        if g_u is None and g_vh is None:
-            return (u1 * g_s.unsqueeze(-2)) @ v1.mH
-        if _kernel_takes(u, s, vh, *gradients):
+    def adjoint(
+        saved: _Saved, needed: Sequence[bool], g_u: Tensor | None, g_s: Tensor | None, g_vh: Tensor | None
+    ) -> Tensor:
+        u, s, vh, policy = saved
+        gradients = g_u, g_s, g_vh
+        if not (g_u is None and g_vh is None) and _kernel_takes(u, s, vh, *gradients):
             return _adjoint_by_kernel(saved, gradients)
-        if not u.is_complex() and u.shape[-1] == k == vh.shape[-2] and policy.apart(torch.nn.functional.pad(s, (0, 1))):
-            return _adjoint_apart(u, s, vh, g_u, g_s, g_vh)
-        g_u = torch.zeros_like(u) if g_u is None else g_u
-        g_v = torch.zeros_like(v) if g_vh is None else g_vh.mH
-        scale = largest_entry(s.unsqueeze(-1))
-        within_u, within_v = u1.mH @ _head(g_u, k), v1.mH @ _head(g_v, k)
-        even, odd = _skew(within_u) + _skew(within_v), _skew(within_u) - _skew(within_v)
-        inner = even * policy.invert(gaps_of(s), scale) + odd * policy.invert(_sums_of(s), scale)
-        if g_s is not None:
-            inner = inner + torch.diag_embed(g_s)
-        size = torch.maximum(largest_entry(g_u), largest_entry(g_v))
-        used = receives_gradient(_head(g_u, k), g_s) | receives_gradient(_head(g_v, k), None)
-        ties = [
-            (tied_pairs(s, policy), policy.visible(used, even, size)),
-            (_zero_pairs(s, policy), policy.visible(used, odd, size)),
-            *_free_phases(even, odd, s, policy, size),
-        ]
-        if m == n:
-            return u1 @ policy.settle(inner, *ties) @ v1.mH
-        # The longer side has vectors outside the span of the factors.
-        long, g_long, within = (u, g_u, within_u) if m > n else (v, g_v, within_v)
-        outside = _outside(long, g_long, within)
-        zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
-        if policy.ties == "raise":
-            ties.append((zero, receives_gradient(_head(g_long, k), g_s).unsqueeze(-2)))
-        else:
-            ties.append((zero, policy.sees_gauge(outside, size)))
-        if long.shape[-1] > k:
-            rest = _skew(_tail(long, k).mH @ _tail(g_long, k))
-            ties.append((torch.ones_like(rest, dtype=torch.bool), policy.sees_gauge(rest, size)))
-        inner = policy.settle(inner, *ties)
-        outer = outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-        return (u1 @ inner + outer) @ v1.mH if m > n else u1 @ (inner @ v1.mH + outer.mH)
+        v, g_v = vh.mH, None if g_vh is None else g_vh.mH
+        if u.shape[-2] >= v.shape[-2]:
+            return _adjoint(u, s, v, g_u, g_s, g_v, policy)
+        return _adjoint(v, s, u, g_v, g_s, g_u, policy).mH.resolve_conj()
 
     @staticmethod
     def tangent(saved: _Saved, dx: Tensor, *_: None) -> tuple[Tensor, Tensor, Tensor]:
         u, s, vh, policy = saved
-        m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
         v = vh.mH
-        u1, v1 = _head(u, k), _head(v, k)
-        scale, least = largest_entry(s.unsqueeze(-1)), policy.tolerance * largest_entry(dx)
-        dp = u1.mH @ dx @ v1
-        even, odd = symmetrize(dp), _skew(dp)
-        ties = [
-            (tied_pairs(s, policy), even.abs() > least),
-            (_zero_pairs(s, policy), odd.abs() > least),
-        ]
-        even, odd = even * policy.invert(gaps_of(s), scale), odd * policy.invert(_sums_of(s), scale)
-        du, dv = u1 @ (even + odd), v1 @ (even - odd)
-        if m != n:
-            long, moved = (u, dx @ v1) if m > n else (v, dx.mH @ u1)
-            first = _head(long, k)
-            moved = moved - first @ (first.mH @ moved)
-            ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
-            change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
-            rest = -first @ (change.mH @ _tail(long, k))
-            if m > n:
-                du = torch.cat([du + change, rest], -1)
-            else:
-                dv = torch.cat([dv + change, rest], -1)
-        du, dv = policy.settle(du, *ties), policy.settle(dv, *ties)
-        return du, dp.diagonal(dim1=-2, dim2=-1).real.clone(), dv.mH
+        if u.shape[-2] >= v.shape[-2]:
+            du, ds, dv = _tangent(u, s, v, dx, policy)
+        else:
+            dv, ds, du = _tangent(v, s, u, dx.mH, policy)
+        return du, ds, dv.mH
+
+
+def _adjoint(
+    u: Tensor, s: Tensor, v: Tensor, g_u: Tensor | None, g_s: Tensor | None, g_v: Tensor | None, policy: TiePolicy
+) -> Tensor:
+    """dL/dX for X ``(*batch, m, n)`` with m ≥ n; U is thin or full."""
+    k = s.shape[-1]
+    first = _head(u, k)
+    if g_u is None and g_v is None:
+        return (first * g_s.unsqueeze(-2)) @ v.mH  # type: ignore[union-attr]
+    if not u.is_complex() and u.shape[-1] == k and policy.apart(torch.nn.functional.pad(s, (0, 1))):
+        return _adjoint_apart(u, s, v, g_u, g_s, g_v)
+    g_u = torch.zeros_like(u) if g_u is None else g_u
+    g_v = torch.zeros_like(v) if g_v is None else g_v
+    g_first = _head(g_u, k)
+    scale = largest_entry(s.unsqueeze(-1))
+    within_u, within_v = first.mH @ g_first, v.mH @ g_v
+    even, odd = _skew(within_u) + _skew(within_v), _skew(within_u) - _skew(within_v)
+    inner = even * policy.invert(gaps_of(s), scale) + odd * policy.invert(_sums_of(s), scale)
+    if g_s is not None:
+        inner = inner + torch.diag_embed(g_s)
+    size = torch.maximum(largest_entry(g_u), largest_entry(g_v))
+    used = receives_gradient(g_first, g_s) | receives_gradient(g_v, None)
+    ties = [
+        (tied_pairs(s, policy), policy.visible(used, even, size)),
+        (_zero_pairs(s, policy), policy.visible(used, odd, size)),
+        *_free_phases(even, odd, s, policy, size),
+    ]
+    if u.shape[-2] == k:
+        return u @ policy.settle(inner, *ties) @ v.mH
+    outside = _outside(u, g_u, within_u)
+    zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
+    if policy.ties == "raise":
+        ties.append((zero, receives_gradient(g_first, g_s).unsqueeze(-2)))
+    else:
+        ties.append((zero, policy.gauge_dependent(outside, size)))
+    if u.shape[-1] > k:
+        rest = _skew(_tail(u, k).mH @ _tail(g_u, k))
+        ties.append((torch.ones_like(rest, dtype=torch.bool), policy.gauge_dependent(rest, size)))
+    inner = policy.settle(inner, *ties)
+    return (first @ inner + outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)) @ v.mH
+
+
+def _adjoint_apart(
+    u: Tensor, s: Tensor, v: Tensor, g_u: Tensor | None, g_s: Tensor | None, g_v: Tensor | None
+) -> Tensor:
+    """`_adjoint` for thin real factors and values that are apart and not zero, with fewer passes over memory."""
+    zero = s.new_zeros(*s.shape, s.shape[-1])
+    within_u = zero if g_u is None else u.mT @ g_u
+    within_v = zero if g_v is None else v.mT @ g_v
+    even, odd = within_u + within_v, within_u - within_v
+    inner = (even - even.mT) * rates_apart(2 * s) + (odd - odd.mT) * _sums_of(2 * s).reciprocal_()
+    if g_s is not None:
+        inner = inner + torch.diag_embed(g_s)
+    if u.shape[-2] == u.shape[-1] or g_u is None:
+        return u @ (inner @ v.mT)
+    rate = s.reciprocal().unsqueeze(-2)
+    return u @ ((inner - within_u * rate) @ v.mT) + g_u @ (v * rate).mT
+
+
+def _tangent(u: Tensor, s: Tensor, v: Tensor, dx: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
+    """dU, dσ and dV for X ``(*batch, m, n)`` with m ≥ n."""
+    k = s.shape[-1]
+    first = _head(u, k)
+    scale, least = largest_entry(s.unsqueeze(-1)), policy.tolerance * largest_entry(dx)
+    dp = first.mH @ dx @ v
+    even, odd = symmetrize(dp), _skew(dp)
+    ties = [
+        (tied_pairs(s, policy), even.abs() > least),
+        (_zero_pairs(s, policy), odd.abs() > least),
+    ]
+    even, odd = even * policy.invert(gaps_of(s), scale), odd * policy.invert(_sums_of(s), scale)
+    du, dv = first @ (even + odd), v @ (even - odd)
+    if u.shape[-2] > k:
+        moved = dx @ v
+        moved = moved - first @ (first.mH @ moved)
+        ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
+        change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
+        du = torch.cat([du + change, -first @ (change.mH @ _tail(u, k))], -1)
+    return policy.settle(du, *ties), dp.diagonal(dim1=-2, dim2=-1).real.clone(), policy.settle(dv, *ties)
 
 
 class _SVDByKernel(Operation):
@@ -197,27 +227,6 @@ class _SVDByKernel(Operation):
             wide = None if g is None else g.double()
             total.append(wide if more is None else more if wide is None else wide + more)
         return _SVD.adjoint(saved, needed, *total).float()
-
-
-def _adjoint_apart(
-    u: Tensor, s: Tensor, vh: Tensor, g_u: Tensor | None, g_s: Tensor | None, g_vh: Tensor | None
-) -> Tensor:
-    """The same for thin real factors whose singular values are apart and not zero, with fewer passes over memory."""
-    m, n, k = u.shape[-2], vh.shape[-1], s.shape[-1]
-    zero = s.new_zeros(*s.shape, k)
-    within_u = zero if g_u is None else u.mT @ g_u
-    within_v = zero if g_vh is None else vh @ g_vh.mT
-    even, odd = within_u + within_v, within_u - within_v
-    inner = (even - even.mT) * rates_apart(2 * s) + (odd - odd.mT) * _sums_of(2 * s).reciprocal_()
-    if g_s is not None:
-        inner = inner + torch.diag_embed(g_s)
-    rate = s.reciprocal()
-    if m > n and g_u is not None:
-        return u @ ((inner - within_u * rate.unsqueeze(-2)) @ vh) + g_u @ (vh * rate.unsqueeze(-1))
-    if n > m and g_vh is not None:
-        turn = inner - within_v.mT * rate.unsqueeze(-1)
-        return (u @ turn) @ vh + (u * rate.unsqueeze(-2)) @ g_vh
-    return (u @ inner) @ vh if m <= n else u @ (inner @ vh)
 
 
 def _kernel_takes_input(a: Tensor) -> bool:

@@ -89,9 +89,9 @@ class TiePolicy:
         """
         if self.ties == "raise":
             return used.unsqueeze(-1) | used.unsqueeze(-2)
-        return self.sees_gauge(skew, size)
+        return self.gauge_dependent(skew, size)
 
-    def sees_gauge(self, skew: Tensor, size: Tensor) -> Tensor:
+    def gauge_dependent(self, skew: Tensor, size: Tensor) -> Tensor:
         """Return where the part of a gradient that should vanish does not."""
         return skew.abs() > self.gauge_tolerance * size
 
@@ -100,7 +100,7 @@ class TiePolicy:
         if not within.is_complex():
             return []
         turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-        return [(torch.ones_like(turn, dtype=torch.bool), self.sees_gauge(turn, size))]
+        return [(torch.ones_like(turn, dtype=torch.bool), self.gauge_dependent(turn, size))]
 
     def over_gaps(self, values: Tensor, within: Tensor, used: Tensor, size: Tensor) -> Tensor:
         """(UᵀG_U)ᵢⱼ/(λⱼ − λᵢ), given UᵀG_U, the vectors that the loss uses and the size of G_U."""

@@ -46,11 +46,11 @@ def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> t
         products: whether Y is always returned; otherwise it is empty if s + ε is accurate without it.
     """
     s, q = batched_eigh(x @ x.mH)
-    seen = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
-    if seen and not products and _narrow(s, eps, fine):
+    readable = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
+    if readable and not products and _narrow(s, eps, fine):
         return s, q, s.new_empty(0)
     y = (x.mH @ q).mH.resolve_conj()
-    if seen and _narrow(s, torch.zeros_like(eps), True):
+    if readable and _narrow(s, torch.zeros_like(eps), True):
         return s, q, y
     if is_double(x.dtype) and y.numel():
         q, y = separate_rows(q, y, eps, fine, OVERLAP[fine])
