@@ -136,3 +136,17 @@ def test_indefinite_matrices_are_refused_or_nan():
         bures(bad, torch.eye(2))
     out = spd.distance(bad, torch.eye(2), metric="bures_wasserstein", check=False)
     assert out.isnan().tolist() == [True, True, False]
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-11)])
+def test_bures_gradient_of_singular_covariances_equals_that_of_their_samples(dtype, tolerance):
+    """Channels in different units: small products of both factors are not zero."""
+    x, y = (samples(60, 160, seed=s) * torch.logspace(-1, 1, 160, dtype=torch.float64) for s in (1, 2))
+    x, y = ((s - s.mean(0)).requires_grad_() for s in (x, y))
+    of_samples = spd.frechet_distance(x, y)
+    expected = torch.autograd.grad(of_samples, (x, y))
+    one, other = (s.detach().to(dtype).requires_grad_() for s in (x, y))
+    value = bures(one.mT @ one / 59, other.mT @ other / 59)
+    torch.testing.assert_close(value.double(), of_samples, rtol=1e-6, atol=0)
+    for found, right in zip(torch.autograd.grad(value, (one, other)), expected, strict=True):
+        assert torch.linalg.norm(found.double() - right) < tolerance * torch.linalg.norm(right)

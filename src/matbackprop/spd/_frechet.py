@@ -79,11 +79,14 @@ def squared_bures_distance(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
     """
     x, y = (semidefinite_factor(m.detach(), tolerance) for m in (a, b))
     p, s, qh = batched_svd(y.mH @ x)
-    value = inner(x - y @ (p @ qh), x - y @ (p @ qh))
-    largest = s[..., :1]
-    inverse = torch.where(s > tolerance * largest, s, torch.inf).rsqrt().unsqueeze(-2)
+    one, other = y @ p, x @ qh.mH
+    value = inner(x - one @ qh, x - one @ qh)
+    # Sᵢ is the inner product of columns of the two, and counts as zero if they are orthogonal to rounding.
+    sizes = torch.linalg.vector_norm(one, dim=-2) * torch.linalg.vector_norm(other, dim=-2)
+    floor = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * s[..., :1]
+    scale = torch.where((s > tolerance * sizes) & (s > floor), s, torch.inf).rsqrt().unsqueeze(-2)
+    one, other = one * scale, other * scale
     eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    one, other = (y @ p) * inverse, (x @ qh.mH) * inverse
     return apply(_Given, a, b, value, eye - one @ one.mH, eye - other @ other.mH, True)
 
 

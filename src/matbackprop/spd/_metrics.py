@@ -7,7 +7,7 @@ which it is diagonal. (ᵀ is the conjugate transpose for complex matrices.)
 
 from __future__ import annotations
 
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,32 +22,10 @@ from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["Geometry", "Metric", "descending", "geometry", "of_matrix"]
+__all__ = ["Metric", "descending", "geometry", "of_matrix"]
 
 _LOWEST = -300.0  # exponents below this count as zero
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
-
-
-class Geometry(Protocol):
-    """The methods of a metric."""
-
-    def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
-        """d²(A, B)."""
-
-    def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
-        """The point at t of the geodesic from A to B."""
-
-    def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        """The end at time 1 of the geodesic from P with velocity V."""
-
-    def log_map(self, p: Tensor, q: Tensor) -> Tensor:
-        """The velocity at P of the geodesic that reaches Q at time 1."""
-
-
-def geometry(metric: Metric) -> Geometry:
-    """Return the metric with this name."""
-    check_option(metric, get_args(Metric), "metric")
-    return _METRICS[metric]
 
 
 def of_matrix(a: Tensor, function: str) -> Tensor:
@@ -152,8 +130,15 @@ class _BuresWasserstein:
         return moved + moved.mH
 
 
+Geometry = _AffineInvariant | _LogEuclidean | _BuresWasserstein
 _METRICS: dict[Metric, Geometry] = {
     "affine_invariant": _AffineInvariant(),
     "log_euclidean": _LogEuclidean(),
     "bures_wasserstein": _BuresWasserstein(),
 }
+
+
+def geometry(metric: Metric) -> Geometry:
+    """Return the metric with this name."""
+    check_option(metric, get_args(Metric), "metric")
+    return _METRICS[metric]
