@@ -41,7 +41,7 @@ def only_problem(root):
 def test_layouts(clean, tmp_path):
     assert find_layout(clean / "coco") == "coco"
     assert find_layout(clean / "bsds") == "bsds"
-    with pytest.raises(DataError, match=r"Expected layout .*NAME_1\.png"):
+    with pytest.raises(DataError, match=r"images/SPLIT/NAME\.jpg .*groundTruth/SPLIT/NAME\.png .*NAME_1\.png"):
         find_layout(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
         find_layout(tmp_path / "nothing")

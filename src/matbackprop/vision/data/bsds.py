@@ -167,7 +167,9 @@ def find_split(root: Path, split: str) -> SplitFiles:
         truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"
     truth = index_label_files(truth_folder, names=images)
     problems += [
-        Problem(path, f"has no human map under {truth_folder}") for name, path in images.items() if name not in truth
+        Problem(path, f"has no human map {name}.png, {name}_1.png or {name}.mat in {truth_folder}")
+        for name, path in images.items()
+        if name not in truth
     ]
     return SplitFiles(images, truth, problems)
 

@@ -46,9 +46,9 @@ def find_layout(root: str | Path) -> str:
     if any((base / name).is_dir() for base in bases for name in ("groundTruth", "human")):
         return "bsds"
     raise DataError(
-        f"{root} is not a data set. Expected layout for regions: annotations/instances_SPLIT.json, images/SPLIT/*.jpg; "
-        "for segmentation: images/SPLIT/NAME.jpg, groundTruth/SPLIT/NAME.mat (or NAME.png; several annotators as "
-        "NAME_1.png, NAME_2.png)."
+        f"{root} is not a data set. Layout for segmentation, with SPLIT train and val: images/SPLIT/NAME.jpg and label "
+        "maps groundTruth/SPLIT/NAME.png (several annotators: NAME_1.png, NAME_2.png; or one NAME.mat). Layout for "
+        "regions: images/SPLIT/*.jpg and annotations/instances_SPLIT.json."
     )
 
 

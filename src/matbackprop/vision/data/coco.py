@@ -339,20 +339,6 @@ def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slic
     return window if mask[window].any() else None
 
 
-def widened(window: tuple[slice, slice], margin: float, shape: tuple[int, int]) -> tuple[slice, slice]:
-    """Enlarge a window by ``margin`` times its longest side on each side, clipped to an image of ``shape``.
-
-    Example:
-        >>> widened((slice(10, 20), slice(0, 4)), 0.5, (22, 30))
-        (slice(5, 22, None), slice(0, 9, None))
-    """
-    more = round(margin * max(side.stop - side.start for side in window))
-    rows, columns = (
-        slice(max(side.start - more, 0), min(side.stop + more, size)) for side, size in zip(window, shape, strict=True)
-    )
-    return rows, columns
-
-
 def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
     """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.configuration import Background
 from matbackprop.vision.data.cache import Cache, cache_key, open_cache, write_cache
-from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_regions, widened
+from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_regions
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import show
@@ -56,13 +56,14 @@ def crop_region(
     """
     from PIL import Image
 
-    window = widened(window, margin, (mask.shape[0], mask.shape[1]))
-    inside = np.ascontiguousarray(mask[window])
+    more = round(margin * max(part.stop - part.start for part in window))
+    rows, columns = (slice(max(part.start - more, 0), part.stop + more) for part in window)
+    inside = np.ascontiguousarray(mask[rows, columns])
     height, width = inside.shape
     scale = side / max(height, width)
     size = (max(round(width * scale), 1), max(round(height * scale), 1))
     out = np.empty((size[1], size[0], 4), np.uint8)
-    crop = Image.fromarray(np.ascontiguousarray(image[window]))
+    crop = Image.fromarray(np.ascontiguousarray(image[rows, columns]))
     out[..., :3] = np.asarray(crop.resize(size, Image.Resampling.BILINEAR))
     cover = Image.fromarray(inside * np.uint8(255))
     out[..., 3] = np.asarray(cover.resize(size, Image.Resampling.BILINEAR))
@@ -368,20 +369,10 @@ class RegionSource:
     def __len__(self) -> int:
         return len(self.positions)
 
-    @property
-    def labels(self) -> np.ndarray:
-        """Classes of the items, int64 (n,)."""
-        return self.regions.labels[self.positions]
-
     def placements(self, epoch: int) -> np.ndarray:
         """Placements of the items in an epoch, int64 (n, 3); zero without jitter and flip."""
-        if not (self.jitter or self.flip):
-            epoch = -1
         if self._placements is None or self._placements[0] != epoch:
-            if epoch < 0:
-                drawn = np.zeros((len(self), 3), np.int64)
-            else:
-                drawn = draw_placements(len(self), seed=self.seed, epoch=epoch, jitter=self.jitter, flip=self.flip)
+            drawn = draw_placements(len(self), seed=self.seed, epoch=epoch, jitter=self.jitter, flip=self.flip)
             self._placements = (epoch, drawn)
         return self._placements[1]
 

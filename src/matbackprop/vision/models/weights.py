@@ -73,20 +73,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Check that weights fit a module, which may be on the device "meta".
-
-    Weights of removed layers of backbones are ignored.
-
-    Args:
-        module: the module.
-        state: the weights.
-        origin: their source, for messages.
-
-    Returns:
-        The weights of the module.
+    """Return the weights of a module, which may be on the device "meta", without those of removed layers of backbones.
 
     Raises:
-        WeightsError: keys are missing, unknown, or of other shapes.
+        WeightsError: keys are missing, unknown, or of other shapes. The message names ``origin``.
     """
     own = module.state_dict()
     spare = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
@@ -115,11 +105,6 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
 
 def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
     """Copy ``state`` into ``module`` after :func:`check_weights`.
-
-    Args:
-        module: the module.
-        state: the weights.
-        origin: their source, for messages.
 
     Raises:
         WeightsError: they do not fit or are not finite. The module is unchanged.
