@@ -25,7 +25,7 @@ from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.cache import cache_key, dataset_folder, default_cache_folder
 from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
 from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, place_regions
-from matbackprop.vision.models.backbones.base import build_backbone, load_backbone_weights
+from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Measured, Table
 
@@ -44,9 +44,9 @@ class Config(ExperimentConfig):
     """Frozen backbones."""
     root: Path | None = None
     """Folder in the layout of COCO; by default coco under MATBACKPROP_DATA."""
-    train_regions: int = 4000
+    train_regions: int = 1200
     """Training regions, of the first images in a random order."""
-    val_regions: int = 1500
+    val_regions: int = 600
     """Validation regions."""
     width: int = 32
     """Channels whose second moments are pooled."""
@@ -241,7 +241,8 @@ class ExactRoot:
 
     def summarize(self) -> None:
         """Write table.md."""
-        body, used = [], []
+        body: list[list[Any]] = []
+        used: list[Run] = []
         for key, (backbone, root) in self.rows.items():
             done = list(self.results.runs(key, "seed").values())
             metrics = [run["metrics"] for run in done]

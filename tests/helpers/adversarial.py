@@ -154,12 +154,12 @@ class Draw:
 
     def weights(self, m: int) -> np.ndarray:
         w = self.rng.uniform(0.2, 2, m)
-        return w * (self.rng.random(m) > 0.2) if self.rng.random() < 0.3 else w
+        return w * ((self.rng.random(m) > 0.2) | (np.arange(m) == 0)) if self.rng.random() < 0.3 else w
 
     def labels(self, m: int) -> np.ndarray:
         labels = self.rng.integers(0, 3, m)
         if self.rng.random() < 0.3 and m > 1:
-            labels[int(self.rng.integers(m))] = -1
+            labels[int(self.rng.integers(1, m))] = -1
         return labels
 
 

@@ -363,7 +363,7 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
             column rank.
 
     Returns:
-        ``(*batch, k, k)``, bitwise symmetric.
+        ``(*batch, k, k)``, bitwise symmetric, in the dtype to which those of X and W promote.
 
     Raises:
         ShapeError, DtypeError: shapes or dtypes do not fit.
@@ -384,6 +384,8 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
     check_matrix(w, "w", or_complex=True)
     if w.shape[-2] != x.shape[-1]:
         raise ShapeError(f"w must have {x.shape[-1]} rows for x of shape {tuple(x.shape)}, got {tuple(w.shape)}.")
+    dtype = torch.promote_types(x.dtype, w.dtype)
+    x, w = x.to(dtype), w.to(dtype)
     half = w.mH @ x @ (0.5 * w)  # halved first: the sum of two large numbers may overflow
     return half + half.mH
 
