@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from matbackprop.vision.report.tables import Table
 
 HERE = Path(__file__).parents[1] / "docs"
 EPS = 1e-3
-Longdouble = NDArray[np.longdouble]
+Longdouble = NDArray[Any]  # of longdouble
 
 
 # ------------------------------------------------------------------------------------------------------- the reference
@@ -98,14 +99,14 @@ FUNCTIONS = {"log": (np.log, divided_log), "sqrt": (np.sqrt, divided_sqrt)}
 def reference_pool(f: Longdouble, grad: Longdouble, function: str) -> tuple[Longdouble, Longdouble]:
     """C = g(FᵀF + εI) and dL/dF for the incoming gradient ``grad``, in 80-bit precision."""
     g, divided = FUNCTIONS[function]
-    eps = np.longdouble(EPS)
+    eps: Any = np.longdouble(EPS)
     sym = (grad + grad.T) / 2
     d = f.shape[1]
     if not np.any(f):
         return np.eye(d, dtype=np.longdouble) * g(eps), np.zeros_like(f)
     u, s, v = thin_svd(f)
-    lam = s * s + eps
-    value = g(eps) * np.eye(d, dtype=np.longdouble) + (v * (s * s * divided(lam, eps))) @ v.T
+    lam: Any = s * s + eps
+    value: Any = g(eps) * np.eye(d, dtype=np.longdouble) + (v * (s * s * divided(lam, eps))) @ v.T
     inner = v.T @ sym
     within = inner @ v
     outside = inner - within @ v.T
@@ -155,7 +156,7 @@ def by_geoopt(f: Tensor, function: str) -> Tensor:
     return {"log": linalg.sym_logm, "sqrt": linalg.sym_sqrtm}[function](gram(f))
 
 
-def by_paper(route: str) -> Callable[[Tensor, str], Tensor]:
+def by_paper(route: Literal["svd", "eig"]) -> Callable[[Tensor, str], Tensor]:
     def run(f: Tensor, function: str) -> Tensor:
         return matbackprop.second_order_pool(f, eps=EPS, function=function, method=route, check=False)
 
@@ -184,7 +185,7 @@ def error(got: Tensor, want: Longdouble) -> float | str:
         return f"NaN {100 * bad:.0f} %"
     size = np.linalg.norm(want.astype(np.float64))
     gap = float(np.linalg.norm((got.detach().double().numpy() - want).astype(np.float64)))
-    return gap / size if size else gap
+    return float(gap / size) if size else gap
 
 
 def short(value: float | str) -> str:

@@ -238,7 +238,7 @@ class Bsds500:
         with Workers(config.workers or processors()) as pool:
             threshold = float(model.config.threshold)
             scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
-        scores, counts, views = ([one[k] for one in scored] for k in range(3))
+        scores, counts, views = [s for s, _, _ in scored], [c for _, c, _ in scored], [v for _, _, v in scored]
         ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
         curve = boundary_curve(counts)
         summary = summarize(scores) | {"contours_ods": curve["ods"]["f"], "contours_ois": ois, "contours_ap": ap}

@@ -26,7 +26,7 @@ class approx:
         return (to_numpy(other) if isinstance(other, torch.Tensor) else other) == self.inner
 
     __array_ufunc__ = None
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]
 
 
 def assert_array_equal(x, y):

@@ -214,6 +214,12 @@ def test_bures_geodesics_from_a_nearly_singular_matrix_reach_the_end():
     torch.testing.assert_close(spd.geodesic(a, b, 1.0, metric="bures_wasserstein"), b, rtol=0, atol=1e-15)
 
 
+def test_bimap_promotes_dtypes():
+    x, w = torch.eye(3, dtype=torch.float64), torch.ones(3, 2)
+    assert torch.equal(spd.bimap(x, w), torch.full((2, 2), 3.0, dtype=torch.float64))
+    assert spd.bimap(x.half(), w).dtype == torch.float32
+
+
 def test_bimap_in_half_precision_does_not_overflow_early():
     x = 1e4 * torch.eye(2, dtype=torch.float16)
     torch.testing.assert_close(spd.bimap(x, 2 * torch.eye(2, dtype=torch.float16)), 4 * x)
