@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -251,7 +251,7 @@ class Bsds500:
             "scores": summary | one_map(scores) | {"covering_default_view": float(default.mean())},
             "default_view": {"threshold": threshold, "best_fixed_regions": best + FIXED[0],
                              "covering_of_fixed": float(fixed[:, best].mean()),
-                             **asdict(paired_bootstrap(default, fixed[:, best]))},
+                             **paired_bootstrap(default, fixed[:, best])._asdict()},
             "curve": {k: [round(v, 5) for v in values] for k, values in curve.items() if k != "ods"},
             "per_image": {s.id: [round(s.paper_best, 6), round(s.paper_average, 6), round(float(v), 6)]
                           for s, v in zip(scores, default, strict=True)},

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -171,7 +171,7 @@ class Cuts:
         for alpha in alphas:
             scores = metrics["scores"][alpha]
             gain = paired_bootstrap(metrics["covering"][alpha], metrics["covering"][alphas[0]])
-            difference = "" if alpha == alphas[0] else runs.interval_text(asdict(gain), 3)
+            difference = "" if alpha == alphas[0] else runs.interval_text(gain._asdict(), 3)
             body.append([alpha, *(scores[name] for name in COLUMNS.values()), difference])
         note = (
             f"{metrics['images']} images of {run['provenance']['configuration']['images']}, hierarchies cut at 99 "
