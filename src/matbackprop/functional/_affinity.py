@@ -10,8 +10,6 @@ from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators
 from matbackprop.numerics import autocast_off
 
-__all__ = ["affinity", "normalized_affinity", "normalized_cut_value"]
-
 
 def check_lambda(lam: Tensor, d: int) -> None:
     """Raise unless ``lam`` is a floating-point ``(*b, d, d)``."""

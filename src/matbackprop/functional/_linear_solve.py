@@ -8,7 +8,7 @@ the solver: a factorization (:func:`linear_solve`), or conjugate gradients, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,6 @@ from matbackprop.checks import (
     check_finite,
     check_floating,
     check_matrix,
-    check_size,
-    check_symmetric,
     nan_where,
     prepare,
     values_checkable,
@@ -38,15 +36,16 @@ from matbackprop.numerics import (
     zero_tolerance,
 )
 
-__all__ = [
-    "as_columns",
-    "conjugate_gradient_solve",
-    "definite_factor",
-    "gaussian_crf",
-    "linear_solve",
-    "pull_back",
-    "push_forward",
-]
+
+class _Solution(NamedTuple):
+    a: Tensor
+    x: Tensor
+    factor: Tensor
+    pivots: Tensor | None
+    transposed: bool
+
+    def solve(self, b: Tensor, transposed: bool) -> Tensor:
+        return apply(_Solve, self.a, b, self.factor, self.pivots, transposed)
 
 
 class _Solve(Operation):
@@ -62,28 +61,23 @@ class _Solve(Operation):
             return torch.linalg.lu_solve(factor, pivots, b, adjoint=transposed)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        a, _, *how = inputs
-        return a, outputs, *how
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Solution:
+        return _Solution(inputs[0], outputs, *inputs[2:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, x, factor, pivots, transposed), (g,) = saved, gradients
-        g_b = apply(_Solve, a, g, factor, pivots, not transposed)
-        g_a = None
-        if needed[0]:
-            g_a = -(x @ g_b.mH) if transposed else -(g_b @ x.mH)
-            if pivots is None:
-                g_a = symmetrize(g_a)
-        return g_a, g_b
+    def adjoint(saved: _Solution, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor]:
+        g_b = saved.solve(g, not saved.transposed)
+        if not needed[0]:
+            return None, g_b
+        g_a = -(saved.x @ g_b.mH) if saved.transposed else -(g_b @ saved.x.mH)
+        return symmetrize(g_a) if saved.pivots is None else g_a, g_b
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
-        a, x, factor, pivots, transposed = saved
-        right = torch.zeros_like(x) if db is None else db
+    def tangent(saved: _Solution, da: Tensor | None, db: Tensor | None, *_: None) -> Tensor:
+        right = torch.zeros_like(saved.x) if db is None else db
         if da is not None:
-            right = right - (da.mH if transposed else da) @ x
-        return apply(_Solve, a, right, factor, pivots, transposed)
+            right = right - (da.mH if saved.transposed else da) @ saved.x
+        return saved.solve(right, saved.transposed)
 
 
 def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
@@ -204,61 +198,71 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
     return inner(x, y, (-1,)).unsqueeze(-1)
 
 
-def _conjugate_gradients(
-    matvec: Callable[[Tensor], Tensor],
-    b: Tensor,
-    preconditioner: Tensor | None,
-    tolerance: float | None,
-    max_iterations: int,
-) -> Tensor:
-    """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change.
+class _System(NamedTuple):
+    """Products with A(θ), and how to iterate.
 
-    The stopping test synchronizes once per iteration. Without a tolerance nothing is read, and a vector becomes NaN if
-    A or the preconditioner is not positive definite.
+    Attributes:
+        matvec: maps x ``(*b, n)`` and θ to A(θ)x.
+        preconditioner: approximate inverse of the diagonal ``(*b, n)``, or None.
+        tolerance: relative residual to stop at; None to run all steps without reading values.
+        steps: largest number of iterations.
     """
-    peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
-    unit = torch.where(peak == 0, 1, peak)  # so that ‖b‖² neither overflows nor underflows
-    r = b / unit
-    scale = _dot(r, r)
-    # Without a tolerance a residual far below rounding counts as none, before its square underflows.
-    goal = scale * (1e-3 * torch.finfo(b.dtype).eps if tolerance is None else tolerance) ** 2
-    x = torch.zeros_like(r)
-    z = r if preconditioner is None else r * preconditioner
-    p, rz, size = z, _dot(r, z), scale
-    failed = torch.zeros_like(size, dtype=torch.bool)
-    for _ in range(max_iterations):
-        active = ~(size <= goal)
-        if tolerance is not None and not bool(active.any()):
-            break
-        q = matvec(p)
-        pq = _dot(p, q)
-        failed = failed | (active & ~((rz > 0) & (pq > 0) & torch.isfinite(rz) & torch.isfinite(pq)))
-        if tolerance is not None and bool(failed.any()):
-            _refuse_indefinite(failed & ~(rz > 0))
-        active = active & ~failed
-        alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
-        x, r = x + alpha * p, r - alpha * q
-        z = r if preconditioner is None else r * preconditioner
-        new = _dot(r, z)
-        p = z + torch.where(active, new / torch.where(active, rz, 1), 0) * p
-        rz, size = torch.where(active, new, rz), torch.where(active, _dot(r, r), size)
-    else:
+
+    matvec: Callable[..., Tensor]
+    preconditioner: Tensor | None
+    tolerance: float | None
+    steps: int
+
+    def solve(self, b: Tensor, params: Sequence[Tensor]) -> Tensor:
+        """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change.
+
+        Without a tolerance a vector becomes NaN if A or the preconditioner is not positive definite.
+        """
+        tolerance = self.tolerance
+        peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
+        unit = torch.where(peak == 0, 1, peak)  # so that ‖b‖² neither overflows nor underflows
+        r = b / unit
+        scale = _dot(r, r)
+        # Without a tolerance a residual far below rounding counts as none, before its square underflows.
+        goal = scale * (1e-3 * torch.finfo(b.dtype).eps if tolerance is None else tolerance) ** 2
+        x, p = torch.zeros_like(r), self._precondition(r)
+        rz, size = _dot(r, p), scale
+        failed = torch.zeros_like(size, dtype=torch.bool)
+        for _ in range(self.steps):
+            active = ~(size <= goal)
+            if tolerance is not None and not bool(active.any()):
+                break
+            q = self.matvec(p, *params)
+            pq = _dot(p, q)
+            failed = failed | (active & ~((rz > 0) & (pq > 0) & torch.isfinite(rz) & torch.isfinite(pq)))
+            if tolerance is not None and bool(failed.any()):
+                raise _indefinite(bool((failed & ~(rz > 0)).any()))
+            active = active & ~failed
+            alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
+            x, r = x + alpha * p, r - alpha * q
+            z = self._precondition(r)
+            new = _dot(r, z)
+            p = z + torch.where(active, new / torch.where(active, rz, 1), 0) * p
+            rz, size = torch.where(active, new, rz), torch.where(active, _dot(r, r), size)
         if tolerance is not None and bool((size > goal).any()):
             worst = float((size / torch.where(scale > 0, scale, 1)).max().sqrt())
             raise SolverError(
-                f"Conjugate gradients stopped after {max_iterations} iterations at a relative residual of {worst:.3g}, "
+                f"Conjugate gradients stopped after {self.steps} iterations at a relative residual of {worst:.3g}, "
                 f"above the tolerance {tolerance:.3g}. Raise max_iterations or tolerance, or pass a preconditioner."
             )
-    return torch.where(failed, torch.nan, x * unit)
+        return torch.where(failed, torch.nan, x * unit)
+
+    def _precondition(self, r: Tensor) -> Tensor:
+        return r if self.preconditioner is None else r * self.preconditioner
 
 
-def _refuse_indefinite(preconditioner: Tensor) -> None:
-    if bool(preconditioner.any()):
-        raise SolverError(
+def _indefinite(preconditioner: bool) -> SolverError:
+    if preconditioner:
+        return SolverError(
             "The preconditioner of conjugate gradients is not positive definite, or NaN. Its entries must "
             "be positive: they approximate the inverse of the diagonal of a positive definite A."
         )
-    raise SolverError(
+    return SolverError(
         "Conjugate gradients found a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
         "multiple of the identity, or use linear_solve with the matrix."
     )
@@ -302,6 +306,12 @@ def push_forward(
     return push(tuple(directions[i] for i in moving))[0]
 
 
+class _SystemSolution(NamedTuple):
+    system: _System
+    x: Tensor
+    params: tuple[Tensor, ...]
+
+
 class _ConjugateGradients(Operation):
     """x(θ, b) with A(θ)x = b; backward solves another system and takes the vector-Jacobian product of θ ↦ A(θ)x."""
 
@@ -310,26 +320,26 @@ class _ConjugateGradients(Operation):
 
     @staticmethod
     def forward(
-        matvec: Any, tolerance: float | None, steps: int, preconditioner: Tensor | None, b: Tensor, *params: Tensor
+        matvec: Any, preconditioner: Tensor | None, tolerance: float | None, steps: int, b: Tensor, *params: Tensor
     ) -> Tensor:
-        return _conjugate_gradients(lambda v: matvec(v, *params), b, preconditioner, tolerance, steps)
+        return _System(matvec, preconditioner, tolerance, steps).solve(b, params)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return *inputs[:4], outputs, *inputs[5:]
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SystemSolution:
+        return _SystemSolution(_System(*inputs[:4]), outputs, inputs[5:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        matvec, tolerance, steps, preconditioner, x, *params = saved
-        lam = apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, gradients[0], *params)
-        return None, None, None, None, lam, *pull_back(matvec, x, params, needed[5:], -lam)
+    def adjoint(saved: _SystemSolution, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
+        system, x, params = saved
+        lam = apply(_ConjugateGradients, *system, g, *params)
+        return None, None, None, None, lam, *pull_back(system.matvec, x, params, needed[5:], -lam)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        matvec, tolerance, steps, preconditioner, x, *params = saved
-        db = torch.zeros_like(x) if directions[4] is None else directions[4]
-        right = db - push_forward(matvec, x, params, directions[5:])
-        return apply(_ConjugateGradients, matvec, tolerance, steps, preconditioner, right, *params)
+    def tangent(saved: _SystemSolution, *directions: Tensor | None) -> Tensor:
+        system, x, params = saved
+        right = -push_forward(system.matvec, x, params, directions[5:])
+        right = right if directions[4] is None else right + directions[4]
+        return apply(_ConjugateGradients, *system, right, *params)
 
 
 def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
@@ -413,7 +423,8 @@ def conjugate_gradient_solve(
     with autocast_off(b.device.type):
         cast = [in_precision(p, dtype) for p in params]
         inverse = None if preconditioner is None else preconditioner.detach().to(real_dtype(dtype))
-        return apply(_ConjugateGradients, matvec, tolerance, steps, inverse, b.to(dtype), *cast).to(b.dtype)
+        system = _System(matvec, inverse, tolerance, steps)
+        return apply(_ConjugateGradients, *system, b.to(dtype), *cast).to(b.dtype)
 
 
 def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
@@ -507,47 +518,44 @@ def gaussian_crf(
         y, c = mean.to(dtype), confidence.to(dtype)
         right = c * y if vector else c.unsqueeze(-1) * y
         if affinity is not None:
-            check_matrix(affinity, "affinity", square=True)
-            if check_values:
-                check_finite(affinity, "affinity")
-                check_symmetric(affinity, "affinity")
-            w = symmetrize(affinity.to(dtype))
-            if w.shape[:-1] != c.shape:
+            ready = prepare(affinity, "affinity", check, precision, sizes=None, symmetric=True, or_complex=False)
+            degree = ready.x.sum(-1)
+            if degree.shape != c.shape:
                 raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
             if check_values:
-                _check_confidence(c, w.sum(-1))
-            field = torch.diag_embed(c + w.sum(-1)) - w
-            x = linear_solve(field, right, symmetric=True, precision=dtype, check=check)
-            return x.to(mean.dtype)
+                _check_confidence(c, degree)
+            field = torch.diag_embed(c + degree) - ready.x
+            return ready.marked(linear_solve(field, right, symmetric=True, precision=dtype, check=check)).to(mean.dtype)
         assert features is not None
-        check_matrix(features, "features")
-        if features.shape[:-1] != c.shape:
+        f = prepare(features, "features", check, precision, sizes="products", or_complex=False).x
+        if f.shape[:-1] != c.shape:
             sizes = ", ".join(map(str, c.shape))
             raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
-        if check_values:
-            check_finite(features, "features")
-            check_size(features, dtype, "features", "products")
-        f = features.to(dtype)
-        total = f.detach().sum(-2, keepdim=True)
-        if check_values:
-            _check_confidence(c, (f.detach() * total).sum(-1))
-        diagonal = c.detach() + (f.detach() * (total - f.detach())).sum(-1)
-        if check_values and not bool((diagonal > 0).all()):
-            raise NumericalError(
-                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
-                f"not positive, so the field has no mode. Make the features non-negative or raise the confidence."
-            )
+        inverse = _inverse_diagonal(c.detach(), f.detach(), check_values)
         if not vector:  # the columns become a batch
-            right, c, f = right.mT, c.unsqueeze(-2), f.unsqueeze(-3)
-            diagonal = diagonal.unsqueeze(-2)
+            right, c, f, inverse = right.mT, c.unsqueeze(-2), f.unsqueeze(-3), inverse.unsqueeze(-2)
         x = conjugate_gradient_solve(
             _field_product,
             right,
             (c, f),
-            preconditioner=diagonal.reciprocal(),
+            preconditioner=inverse,
             tolerance=tolerance,
             max_iterations=max_iterations,
             precision=dtype,
             check=False,
         )
         return (x if vector else x.mT).to(mean.dtype)
+
+
+def _inverse_diagonal(c: Tensor, f: Tensor, check_values: bool) -> Tensor:
+    """The inverse of the diagonal of [c] + D − FFᵀ, which must be positive."""
+    total = f.sum(-2, keepdim=True)
+    diagonal = c + (f * (total - f)).sum(-1)
+    if check_values:
+        _check_confidence(c, (f * total).sum(-1))
+        if not bool((diagonal > 0).all()):
+            raise NumericalError(
+                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
+                f"not positive, so the field has no mode. Make the features non-negative or raise the confidence."
+            )
+    return diagonal.reciprocal()

@@ -12,8 +12,6 @@ from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, is_double
 from matbackprop.solvers import batched_svd
 
-__all__ = ["check_rank", "low_rank"]
-
 
 def check_rank(rank: int) -> None:
     """Raise unless ``rank`` is a non-negative integer."""

@@ -32,8 +32,6 @@ from matbackprop.functional._spans import (
 )
 from matbackprop.numerics import autocast_off, gram_tolerance
 
-__all__ = ["normalized_cut_j1", "normalized_cut_j2", "normalized_cut_soft"]
-
 
 def _degrees(rows: LabeledRows, lam: Tensor | None, check_values: bool) -> tuple[Tensor, Tensor | None]:
     """Degrees FΛFᵀw ``(*b, m)``, and which images have a negative one ``(*b,)``; if checked, raise instead."""

@@ -11,8 +11,6 @@ from matbackprop.functional._function import product
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.numerics import autocast_off, real_dtype
 
-__all__ = ["procrustes", "project_rotation"]
-
 
 def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
     r"""Rotation nearest to a square matrix, :math:`R = W \operatorname{diag}(1, \ldots, 1, \det WV^\top) V^\top`.

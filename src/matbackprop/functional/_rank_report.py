@@ -13,8 +13,6 @@ from matbackprop.functional._spans import RowWeights, align
 from matbackprop.numerics import autocast_off, gram_tolerance
 from matbackprop.solvers import batched_svd
 
-__all__ = ["RankReport", "rank_report"]
-
 # J₂ is exactly 1/2 if one rank is missing, which rounding must not certify.
 _ROUNDING = 1e-9
 

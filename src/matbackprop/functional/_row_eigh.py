@@ -16,8 +16,6 @@ from matbackprop.numerics import real_dtype, symmetrize
 from matbackprop.refinement import noise_floor, refinement_needed
 from matbackprop.solvers import batched_svd
 
-__all__ = ["row_eigh"]
-
 
 def _moments(x: Tensor, w: Tensor | None) -> Tensor:
     return symmetrize(product((x if w is None else w.unsqueeze(-1) * x).mH, x))

@@ -14,8 +14,6 @@ from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.numerics import autocast_off, gram_tolerance, is_double
 from matbackprop.refinement import ill_determined
 
-__all__ = ["spectral_embedding"]
-
 
 def spectral_embedding(
     f: Tensor,

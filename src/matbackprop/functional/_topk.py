@@ -55,8 +55,6 @@ from matbackprop.numerics import (
 from matbackprop.solvers import batched_eigh
 from matbackprop.solvers.krylov import Leading, leading_pairs
 
-__all__ = ["topk_eigh", "topk_subspace"]
-
 _WHOLE = 512  # up to this order, or for more than an eighth of the pairs, a full decomposition is faster
 
 

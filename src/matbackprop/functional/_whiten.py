@@ -30,8 +30,6 @@ from matbackprop.functional._ties import Ties
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined
 
-__all__ = ["Method", "check_method", "covariance_of", "shares_of", "whiten"]
-
 Method = Literal["zca", "pca"]
 
 

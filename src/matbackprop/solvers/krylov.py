@@ -10,8 +10,6 @@ from torch import Tensor
 
 from matbackprop.errors import SolverError
 
-__all__ = ["Leading", "leading_pairs"]
-
 
 class Leading(NamedTuple):
     """The largest eigenvalues and their vectors, and the next eigenvalue.
