@@ -43,6 +43,11 @@ def test_without_a_model(picture, tmp_path, capsys):
     assert len(np.unique(colors.reshape(-1, 3), axis=0)) == 2 and colors.max() > 100
 
 
+def test_scales_need_a_contour_network(picture, tmp_path):
+    with pytest.raises(ConfigurationError, match="Only a contour network averages scales"):
+        main(Config((picture,), out=tmp_path / "out", model="none", scales=(1.0,)))
+
+
 def test_with_a_saved_model(picture, tmp_path):
     torch.manual_seed(0)
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")

@@ -28,7 +28,7 @@ def classify(
         regions: a result of :func:`matbackprop.segment`; a label map (h, w), one region per label from 0 on; a list
             of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None takes
             the whole picture as one region.
-        model: a trained classifier, or where to load one from (see :func:`load_classifier`); by default the one that
+        model: a trained classifier, or its name (see :func:`load_classifier`); by default the one that
             comes with the package.
         device: device of a loaded model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
@@ -95,7 +95,7 @@ def classify_regions(
         image: uint8 RGB (h, w, 3).
         boxes: x, y, width and height of each region in pixels. None uses the boxes of the masks or, without masks, the
             whole image as one region.
-        masks: (h, w) arrays, nonzero inside the region; None, or a None among them, takes the whole box.
+        masks: (h, w) arrays, nonzero inside the region; None for the whole box.
 
     Returns:
         float32 (n, classes) on the CPU, rows sum to one.

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
 _MAX_STEM = 220  # bytes; file systems take 255 with the end of the name
-FORMATS: tuple[Format, ...] = ("png", "npz", "coco", "svg", "labelme", "ucm2")
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
 
@@ -36,7 +36,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
         labels: (h, w) numbered from 0 without gaps.
 
     Returns:
-        For each region its closed outlines, each (n, 2) corners (x, y) where the direction changes: clockwise around
+        For each region its closed outlines, each (n, 2) corners (x, y): clockwise around
         the region, counter-clockwise around its holes. Parts that touch at a corner have separate outlines.
 
     Example:

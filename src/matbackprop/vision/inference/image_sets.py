@@ -65,7 +65,7 @@ def segment_images(
         model: on the device to use; it is put into evaluation mode.
         images: decoded images.
         ks: numbers of clusters.
-        space: where to cluster, ``"ncut"`` or ``"soft"``; None for the configuration's.
+        space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configuration's.
         batch_size: images of one size that go through the network together.
         seed: of K-means.
         precision: bfloat16 runs the network under autocast.
@@ -107,7 +107,7 @@ def segment_files(
     workers: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[tuple[Path, T | DataError]]:
-    """Segment files: threads read, the network takes batches of equal size, processes divide and ``finish``.
+    """Segment files: threads read, the network computes batches of one size, processes build regions and ``finish``.
 
     Only a few pictures are in memory at a time. Results are in the order of completion.
 
@@ -165,7 +165,7 @@ def segment_files(
                     full = [max(waiting, key=lambda shape: len(waiting[shape]))]
                 for shape in full:
                     infer(waiting.pop(shape))
-                # Let the processes work, but hold only a few results.
+                # Only a few results are in memory.
                 while done and (done[0][1].done() or len(done) > 2 * max(workers, 1) or not (reading or waiting)):
                     path, result = done.popleft()
                     yield path, result.result()

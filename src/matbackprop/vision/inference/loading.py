@@ -91,7 +91,7 @@ def _load(source: str | Path, kinds: tuple[type, ...], purpose: str, recipe: str
     kind = next((kind for kind in kinds if kind.__name__ == name), None)
     if kind is None:
         raise WeightsError(
-            f"{folder} holds a {shorten(str(name))} by its {CONFIG}, which does not {purpose}. Train one with "
+            f"{folder} has a {shorten(str(name))} by its {CONFIG}, which does not {purpose}. Train one with "
             f"'matbackprop train {recipe}'."
         )
     return kind.from_pretrained(folder)  # type: ignore[attr-defined]

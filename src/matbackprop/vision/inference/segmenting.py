@@ -237,14 +237,14 @@ def segment(
 ) -> Any:
     """Segment one picture or many.
 
-    A contour network gives a hierarchy of regions, cut at one contour strength for all photographs; a network that was
-    trained with normalized cuts (``matbackprop train ncuts``) gives clusterings, as in the paper.
+    A contour network computes a hierarchy of regions, which is cut at one contour strength for all photographs. A
+    network trained with normalized cuts (``matbackprop train ncuts``) computes clusterings, as in the paper.
 
     Args:
         x: a file, a Pillow image, an array or tensor of one picture, (h, w), (h, w, 3) or (3, h, w), bytes or numbers
             in [0, 1]; or a folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
-        model: a trained network, or where to load one from (see :func:`load_segmenter`), by default the one in the
-            package; None takes the gradient of the image for its contours.
+        model: a trained network, or its name (see :func:`load_segmenter`), by default the one in the package; None to
+            use image gradients as contours.
         ks: numbers of regions (or of clusters) in exports; None for eight.
         side: larger pictures are segmented at this length of their longer side, and their borders refined.
         scales: factors of the image size, such as ``(0.75, 1, 1.4)``, whose contours are averaged, each also mirrored
@@ -267,9 +267,9 @@ def segment(
         >>> result.k, result.labels(2)[0, [0, 25, 35, 59]].tolist()
         (2, [0, 0, 1, 1])
     """
-    where = choose_device(device)
+    choose_device(device)  # an error also without a network
     if isinstance(model, (str, Path)):
-        model = load_segmenter(model, str(where))
+        model = load_segmenter(model, device)
     options: dict[str, Any] = {"side": side, "scales": scales, "seed": seed}
     if isinstance(x, (str, Path)):
         paths = find_pictures([x])
@@ -296,9 +296,9 @@ def segment_frames(
     Args:
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
         model: as in :func:`segment`.
-        ks: likewise.
+        ks: as in :func:`segment`.
         every: 1 for all frames, 2 for each second one, and so on.
-        device: where a model that is loaded computes.
+        device: device of a loaded model.
         options: ``side``, ``scales`` and ``seed``, as in :func:`segment`.
 
     Yields:

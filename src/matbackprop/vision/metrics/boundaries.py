@@ -265,7 +265,7 @@ def _augment(
     graph = csr_array((np.ones(len(heads), dtype=np.int32), heads, starts), shape=(sink + 1, sink + 1))
     flow = maximum_flow(graph, 0, sink).flow
     taken = flow.indptr[1] + np.flatnonzero(flow.data[flow.indptr[1] : flow.indptr[first]] > 0)
-    # A row that gives its partner back always takes another one: flow only ends in unmatched columns.
+    # Flow ends in unmatched columns only, so a row that loses its partner has a new one.
     partner = partner.copy()
     partner[np.searchsorted(flow.indptr, taken, side="right") - 2] = used[flow.indices[taken] - first]
     return partner

@@ -76,7 +76,7 @@ def score_image(
         id: name of the image, for error messages and tables.
         segmentations: label maps ``(h, w)`` from fine to coarse (any fixed order), or a function that reads them.
         ground_truth: human label maps ``(h, w)``, or a function that reads them.
-        boundary: match boundaries too, which takes most of the time.
+        boundary: also match boundaries, which takes most of the time.
         objects: also match objects and parts.
         tolerance: of the boundary match, as a fraction of the image diagonal.
 
@@ -120,7 +120,7 @@ def score_images(
 
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
-        ground_truth: human maps of at least these images, likewise.
+        ground_truth: human maps of at least these images, or functions that read them.
         boundary, objects, tolerance: as in :func:`score_image`.
         workers: number of processes; 0 and 1 stay in this one.
 

@@ -41,7 +41,7 @@ def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any])
 
     Raises:
         ShapeError: a list is empty or the maps differ in size.
-        LabelError: a map holds something other than integers.
+        LabelError: a map has values that are not integers.
 
     Example:
         >>> objects_and_parts([[[0, 0, 1, 1]], [[0, 0, 0, 0]]], [[[3, 3, 5, 5]]]).tolist()

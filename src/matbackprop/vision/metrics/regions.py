@@ -107,7 +107,7 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
 
     Raises:
         ShapeError: a list is empty or the maps differ in size.
-        LabelError: a map holds something other than integers.
+        LabelError: a map has values that are not integers.
 
     Example:
         >>> scores = region_scores([[[0, 0], [1, 1]], [[0, 0], [0, 0]]], [[[5, 5], [9, 9]]])

@@ -111,7 +111,7 @@ def weighted_kmeans(
 
     Raises:
         ShapeError: the shapes do not fit or there is no point.
-        ConfigurationError: ``ks`` is empty or holds a number below 1.
+        ConfigurationError: ``ks`` is empty or has a number below 1.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])

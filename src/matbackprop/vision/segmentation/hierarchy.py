@@ -16,7 +16,7 @@ from matbackprop.vision.segmentation.regions import RegionGraph, border_strength
 SMOOTHING = 0.8
 """Standard deviation in pixels of the Gaussian applied to contours before the watershed."""
 STEPS = 128
-"""Contour strengths that the minima of the watershed distinguish; fewer give fewer regions."""
+"""Contour strengths that the minima of the watershed distinguish; fewer steps make fewer regions."""
 SMALL = 3e-4
 """Fraction of the image at which the height of a region's borders is half their strength; chosen on 25 training images
 of BSDS500. Without it, half of the regions at the best threshold are specks."""
@@ -80,7 +80,7 @@ def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
         (h, w), numbered from 0 without gaps.
 
     Raises:
-        ShapeError: ``contours`` is not a non-empty map, or holds values outside [0, 1].
+        ShapeError: ``contours`` is not a non-empty map, or has values outside [0, 1].
 
     Example:
         >>> contours = np.zeros((9, 12))

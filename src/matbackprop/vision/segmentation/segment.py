@@ -200,12 +200,12 @@ def segment_features(
         f: features (*b, h, w, d); non-negative for the space of the normalized cut.
         ks: n numbers of clusters.
         size: (H, W) of the label maps; None for the features' grid.
-        space: :class:`NCutSpace` by default, or :class:`SoftSpace`, with their own arguments.
+        space: :class:`NCutSpace` (default) or :class:`SoftSpace`.
         seed: of K-means.
         split: split every segment into its connected components.
 
     Returns:
-        :class:`Segmentation`. All-zero features give one region.
+        :class:`Segmentation`. All-zero features are one region.
 
     Raises:
         ShapeError: the features are not (*b, h, w, d), or a dimension is empty.
