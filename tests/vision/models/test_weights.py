@@ -14,9 +14,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.vision.models.backbones import BACKBONES, build_backbone
+from matbackprop.vision.models.backbones import ADAPTERS, BACKBONES, build_backbone
 from matbackprop.vision.models.backbones.published import download_weights, find_weights, load_backbone_weights
 from matbackprop.vision.models.weights import PretrainedMixin, in_eight_bits, read_weights
+from matbackprop.vision.training.config import RECIPES
 
 
 @pytest.fixture
@@ -177,6 +178,15 @@ def test_all_published_weights_have_an_address_and_a_checksum():
     for name in ("alexnet", "vgg16", "efficientnet-lite2", "tiny-vit"):
         entry = BACKBONES[name]
         assert (entry.url.startswith("https://") and len(entry.sha256) == 64) or f"-{entry.sha256}.pth" in entry.url
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_weights_of_every_preset_can_be_downloaded(recipe):
+    for preset in RECIPES[recipe].presets.values():
+        model = preset.model
+        backbone = model.resolved()["backbone"] if recipe == "ncuts" else model.backbone
+        from_a_library = backbone.partition(":")[0] in ADAPTERS
+        assert model.weights == "none" or from_a_library or (BACKBONES[backbone].url and BACKBONES[backbone].file)
 
 
 @pytest.mark.data
