@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from matbackprop.errors import WeightsError, needs
 from matbackprop.vision.files import atomic_write, read_json, shorten, show
@@ -217,7 +218,7 @@ class PretrainedMixin:
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
-            with torch.device("meta"):  # a file can request any amount of memory
+            with torch.device("meta"), _NoRandomNumbers():  # a file can request any amount of memory
                 sketch = cls(**config["arguments"])
             assert isinstance(sketch, nn.Module)
             state = read_weights(folder / WEIGHTS)
@@ -231,6 +232,15 @@ class PretrainedMixin:
         assert isinstance(model, nn.Module)
         load_weights_into(model, state, str(folder / WEIGHTS))
         return model.eval()
+
+
+class _NoRandomNumbers(TorchFunctionMode):
+    """Skips normal initialization, which imports torch's compiler on the meta device: more than a second."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.normal_, nn.init.normal_):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:

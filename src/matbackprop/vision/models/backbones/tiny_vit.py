@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
-
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -64,13 +63,11 @@ class _Attention(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
-        points = list(product(range(window), repeat=2))
-        numbers: dict[tuple[int, int], int] = {}
-        index = [
-            numbers.setdefault((abs(a[0] - b[0]), abs(a[1] - b[1])), len(numbers)) for a, b in product(points, points)
-        ]
-        self.attention_biases = nn.Parameter(torch.zeros(heads, len(numbers)))
-        self.register_buffer("index", torch.tensor(index).view(len(points), -1), persistent=False)
+        self.attention_biases = nn.Parameter(torch.zeros(heads, window * window))
+        # By NumPy: arithmetic on torch's meta device, on which models are built first, imports torch's compiler.
+        distance = np.abs(np.subtract.outer(np.arange(window), np.arange(window)))
+        index = window * distance[:, None, :, None] + distance[None, :, None, :]  # of rows, of columns
+        self.register_buffer("index", torch.from_numpy(index.reshape(window * window, -1)), persistent=False)
         self.index: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
