@@ -557,6 +557,7 @@ def _geometry(metric):
             lambda *inputs, problem, definition=definition: [definition(*inputs, metric)],
             lambda *inputs, name=name, **o: getattr(mb.spd, name)(*inputs, metric=metric, **o),
             orders=1 if name.endswith("map") and metric == "log_euclidean" else 2,
+            least=1.0 if name == "distance" and metric != "bures_wasserstein" else 0.0,
             **common,
         )
         for name, (draw, definition) in named.items()
