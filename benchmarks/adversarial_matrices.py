@@ -6,20 +6,17 @@ one. An interrupted run resumes. The summary is ``benchmarks/results/adversarial
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import warnings
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
+from benchmarks.program import options_of, provenance, write_summary
 from benchmarks.speed.measure import processor
 
-ROOT = Path(__file__).resolve().parents[1]
 BAD = ("needless error", "unclear error", "silently wrong", "crash")
 VERDICTS = ("exact", "undetermined", "clear error", *BAD)
 Record = dict[str, Any]
@@ -29,7 +26,6 @@ def judged(task: tuple[int, int]) -> Record:
     """Judge one problem; an exception of the judge itself is a separate verdict."""
     import torch
 
-    sys.path.insert(0, str(ROOT / "tests"))
     from helpers import adversarial
 
     torch.set_num_threads(1)
@@ -46,7 +42,6 @@ def judged(task: tuple[int, int]) -> Record:
 
 def summary(records: list[Record], seed: int) -> Record:
     """Counts by operator, kind, mode and dtype, the mutated answers that were noticed, and every failed problem."""
-    import torch
 
     def counts(rows: list[Record]) -> dict[str, int]:
         found = Counter(r["verdict"] for r in rows)
@@ -59,15 +54,13 @@ def summary(records: list[Record], seed: int) -> Record:
         found = Counter(value for r in rows for value in r["caught"].values())
         return f"{found[True]} of {found.total()}"
 
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     dtypes = sorted({r["dtype"] for r in records})
     return {
         "command": f"python -m benchmarks adversarial_matrices --cases {len(records)} --seed {seed}",
         "cases": len(records),
         "verdicts": counts(records),
-        "revision": git.stdout.strip(),
+        **provenance(),
         "processor": processor(),
-        "torch": torch.__version__,
         "mutated answers noticed": {dtype: caught([r for r in records if r["dtype"] == dtype]) for dtype in dtypes},
         **{f"{key}s": by(key) for key in ("operator", "kind", "mode", "dtype")},
         "failed": [r for r in records if r["verdict"] in BAD],
@@ -80,18 +73,17 @@ def table(result: Record) -> str:
     rows = [*result["kinds"].items(), *result.get("modes", {}).items(), ("**all**", result["verdicts"])]
     lines += [f"| {name} | {' | '.join(str(counts.get(v, 0)) for v in VERDICTS)} |" for name, counts in rows]
     noticed = ", ".join(f"{dtype} {count}" for dtype, count in result.get("mutated answers noticed", {}).items())
-    origin = f"`{result['command']}` at {result['revision']}, torch {result['torch']}, {result['processor']}."
+    origin = f"`{result['command']}` at {result['revision'][:7]}, torch {result['torch']}, {result['processor']}."
     return "\n".join([*lines, "", f"Mutated answers noticed: {noticed}.", "", origin, ""])
 
 
 def main() -> int:
     """Judge the problems and write the summary. Exit code 0 if every answer was right or refused."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("adversarial_matrices", __doc__)
     parser.add_argument("--cases", type=int, default=20_000, help="number of problems")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, nargs="+", help="judge these problems and print their records")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "adversarial_matrices.json")
     options = parser.parse_args()
     if options.only:
         for number in options.only:
@@ -106,7 +98,7 @@ def main() -> int:
             log.write(json.dumps(record, ensure_ascii=False) + "\n")
             print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
     result = summary([done[n] for n in range(options.cases)], options.seed)
-    options.output.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    write_summary(options.output, result)
     progress.unlink()
     print(f"\n{result['verdicts']}: {options.output}")
     return 1 if result["failed"] else 0

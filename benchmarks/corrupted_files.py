@@ -6,23 +6,16 @@ Corruptions are those of ``tests/helpers/corrupted_files.py``, determined by a n
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
-import os
-import platform
-import subprocess
 import sys
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmarks.program import options_of, provenance, write_summary
 
 
 def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
@@ -35,12 +28,11 @@ def main() -> int:
     """Corrupt and read the files, and write the summary. Exit code 0 if every file was read or refused."""
     from helpers.corrupted_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("corrupted_files", __doc__)
     parser.add_argument("--files", type=int, default=5000, help="number of files")
     parser.add_argument("--first", type=int, default=0, help="number of the first file")
     parser.add_argument("--processes", type=int, default=2, help="parallel processes")
     parser.add_argument("--only", choices=READERS, help="one reader only")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "corrupted_files.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = [options.only] if options.only else list(READERS)
@@ -65,17 +57,13 @@ def main() -> int:
         print(f"\r{done} of {options.files}", end="", file=sys.stderr)
     pool.shutdown()
     total = sum(verdicts.values(), Counter())
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
         "command": f"python -m benchmarks corrupted_files --first {options.first} --files {options.files}",
         "files": options.files,
         "promise": f"read, or refused in one line that names the file, within {SECONDS:g} s and {MEMORY >> 20} MB",
         "verdicts": dict(total),
         "seconds": round(time.perf_counter() - started),
-        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "revision": git.stdout.strip(),
+        **provenance(),
         "readers": {
             name: {
                 "corrupted": list(READERS[name].corrupted),
@@ -87,6 +75,6 @@ def main() -> int:
         },
         "findings": findings,
     }
-    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    write_summary(options.output, summary)
     print(f"\n{dict(total)}: {options.output}")
     return 0 if not findings else 1

@@ -6,13 +6,8 @@ Each fault is one of ``tests/helpers/training_faults.py`` with details that its 
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,8 +16,7 @@ from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmarks.program import options_of, provenance, write_summary
 
 
 def main() -> int:
@@ -30,11 +24,10 @@ def main() -> int:
     from helpers.signals import restore_signals
     from helpers.training_faults import FAULTS, inject
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("faults", __doc__)
     parser.add_argument("--count", type=int, default=200, help="number of faults")
     parser.add_argument("--first", type=int, default=0, help="number of the first fault")
     parser.add_argument("--only", choices=FAULTS, help="one kind only")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "faults.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     restore_signals()
@@ -55,18 +48,14 @@ def main() -> int:
             traceback.print_exc()
         shutil.rmtree(folder, ignore_errors=True)
         print(f"\r{number + 1 - options.first} of {options.count}", end="", file=sys.stderr)
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
         "command": f"python -m benchmarks faults --count {options.count}",
         "injected": options.count,
         "survived": sum(kind["survived"] for kind in kinds.values()),
         "seconds": round(time.perf_counter() - started),
-        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "revision": git.stdout.strip(),
+        **provenance(),
         "faults": kinds,
     }
-    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    write_summary(options.output, summary)
     print(f"\n{summary['survived']} of {options.count} survived: {options.output}")
     return 0 if summary["survived"] == options.count else 1

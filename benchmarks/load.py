@@ -7,10 +7,7 @@ The summary is ``benchmarks/results/load.json``.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -20,8 +17,8 @@ import threading
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmarks.program import options_of, provenance, write_summary
+
 MEGABYTES = 8  # allowed rise of the line fitted to the memory of the second half
 
 
@@ -30,10 +27,9 @@ def main() -> int:
     from helpers.long_runs import rise
     from helpers.page_load import SECONDS, run_clients
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("load", __doc__)
     parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
     parser.add_argument("--requests", type=int, default=2_000, help="total number of visits")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "load.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         server = subprocess.Popen(
@@ -68,7 +64,6 @@ def main() -> int:
         code = server.wait(60)
         left = [path.name for path in Path(place).rglob("*") if not path.name.startswith("torchinductor")]
     grown = rise(memory[len(memory) // 2 :])
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     kept = not tally.wrong and grown["at_most"] < MEGABYTES and not left and address.startswith("http://127.0.0.1:")
     summary = {
         "command": f"python -m benchmarks load --clients {options.clients} --requests {options.requests}",
@@ -86,11 +81,9 @@ def main() -> int:
         "files_left": left,
         "exit_code": code,
         "tracebacks_in_log": sum("Traceback" in line for line in log),
-        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
-        "python": platform.python_version(),
-        "revision": git.stdout.strip(),
+        **provenance(),
     }
-    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    write_summary(options.output, summary)
     if summary["tracebacks_in_log"]:
         print("".join(log[-200:]))
     print(f"{dict(tally.answers)}: {options.output}")

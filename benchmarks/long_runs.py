@@ -6,20 +6,14 @@ and spawned processes. The summary is ``benchmarks/results/long_runs.json``.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+from benchmarks.program import options_of, provenance, write_summary
+
 MEGABYTES = 4  # allowed rise of the line fitted to the memory of the second half, with 95 % confidence
 BLOCKS = 1000  # the same for Python's memory blocks; a process has some 700,000
 
@@ -29,10 +23,9 @@ def main() -> int:
     from helpers.long_runs import segment_long, train_long
     from helpers.many_places import call_in_processes, call_in_threads
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options_of("long_runs", __doc__)
     parser.add_argument("--steps", type=int, default=10_000, help="steps of training")
     parser.add_argument("--photographs", type=int, default=2_000, help="photographs to segment")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "long_runs.json")
     options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.perf_counter()
@@ -59,7 +52,6 @@ def main() -> int:
     }
     grown = {what: amount for what, (amount, most) in amounts.items() if amount > most}
     wrong = sum(result["wrong"] for result in many.values())
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     summary = {
         "command": f"python -m benchmarks long_runs --steps {options.steps} --photographs {options.photographs}",
         "promise": f"in the second half, with a certainty of 95 %, memory rises by less than {MEGABYTES} MB, Python's "
@@ -67,13 +59,10 @@ def main() -> int:
         "kept": not grown and not wrong,
         "grown": grown,
         "seconds": round(time.perf_counter() - started),
-        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "revision": git.stdout.strip(),
+        **provenance(),
         **long,
         **many,
     }
-    options.output.write_text(json.dumps(summary, indent=2) + "\n")
+    write_summary(options.output, summary)
     print(f"{'nothing grew, nothing was wrong' if summary['kept'] else f'{grown}, {wrong} wrong'}: {options.output}")
     return 0 if summary["kept"] else 1

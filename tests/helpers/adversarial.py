@@ -942,6 +942,7 @@ ROWS = [
         lambda y, c, w, **o: mb.gaussian_crf(y, c, affinity=w, **o),
         symmetric=(2,),
         relative=(1,),
+        unit=1e-11,
     ),
     Row(
         "gaussian_crf_of_features",

@@ -33,3 +33,17 @@ class Entry:
 
 
 Suite = Callable[[torch.device, Scale], Iterator[Entry]]
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Capture a call as a CUDA graph after three calls on another stream, and return its replay."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed import peers
-from benchmarks.speed.suites.entry import Entry, Scale
+from benchmarks.speed.suites.entry import Entry, Scale, captured
 from matbackprop.functional._second_order_pool import second_order_pool
 
 Factory = Callable[[], Callable[[Tensor], Tensor]]
@@ -79,17 +79,7 @@ def _build_prepared(
 
 def _build_captured(factory: Factory, batch: int, m: int, d: int, device: torch.device) -> Callable[[], Any]:
     """The same call, captured once and replayed as a CUDA graph."""
-    call = _build(factory, batch, m, d, device)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
+    return captured(_build(factory, batch, m, d, device))
 
 
 def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.speed.suites.entry import Entry, Scale
+from benchmarks.speed.suites.entry import Entry, Scale, captured
 from matbackprop.vision.models.config import Head
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 
@@ -30,17 +30,7 @@ def _eager(model: nn.Module, images: Tensor, targets: Tensor) -> Callable[[], An
 
 def _graphed(model: nn.Module, images: Tensor, targets: Tensor) -> Callable[[], Any]:
     """The whole step recorded as a CUDA graph."""
-    step = _eager(model, images, targets)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return captured(_eager(model, images, targets))
 
 
 def _compiled(model: nn.Module, images: Tensor, targets: Tensor) -> Callable[[], Any]:

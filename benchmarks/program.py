@@ -1,0 +1,39 @@
+"""Options, provenance and the summary file of the programs that judge by cases of ``tests/helpers``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+
+def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option ``--output``, by default the program's file of results."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
+    return parser
+
+
+def provenance() -> dict[str, str]:
+    """Machine, versions and revision of a summary."""
+    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return {
+        "machine": f"{platform.platform()}, {os.cpu_count()} processors",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "revision": git.stdout.strip(),
+    }
+
+
+def write_summary(path: Path, summary: dict[str, Any]) -> None:
+    path.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
