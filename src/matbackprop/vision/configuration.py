@@ -20,7 +20,7 @@ from matbackprop.vision.files import read_bytes, read_json, shorten
 
 T = TypeVar("T")
 
-_MOST = 2**53  # JSON holds no larger whole numbers
+_MOST = 2**53  # JSON readers lose precision above
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Natural = Annotated[int, Field(ge=0, le=_MOST)]
 Threads = Annotated[int, Field(ge=0, le=256)]
@@ -33,7 +33,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, le=1e6)]
 PositiveRate = Annotated[float, Field(gt=0, le=1e6)]
 Background = Literal["keep", "mask", "dim"]
-"""What happens to the pixels outside a region."""
+"""Treatment of the pixels outside a region."""
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as configuration

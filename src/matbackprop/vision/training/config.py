@@ -67,7 +67,7 @@ class EngineConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Type of device."""
     precision: Literal["32", "bf16-mixed"] = "32"
-    """Precision of the network; structured layers have their own."""
+    """Precision of the network. Structured layers compute in float64 by default."""
     matmul_precision: Literal["highest", "high"] = "high"
     """float32 matrix products of the network: high allows TF32 on NVIDIA GPUs."""
     deterministic: bool = False
@@ -179,7 +179,7 @@ class DatasetConfig:
     root: Path | None = None
     """Folder of the data: COCO's layout for o2p, BSDS500's otherwise. Default: that set in $MATBACKPROP_DATA."""
     made: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Number of training images to generate (colored and textured shapes). Setting ``root`` turns this off."""
+    """Number of training images to generate (colored and textured shapes). Ignored if ``root`` is set."""
     cache: Path | None = None
     """Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     layout: ClassVar[Literal["coco", "BSDS500"]] = "BSDS500"
@@ -201,10 +201,7 @@ class RegionDataConfig(DatasetConfig):
 
     layout = "coco"
     split: Literal["final", "tuning"] = "final"
-    (
-        "final: train on all training images, report on the validation images, keep the last weights. tuning: hold "
-        "out training images and keep the weights that are best on them."
-    )
+    """final: train on all images, validate on val, keep the last weights. tuning: keep the best on held-out images."""
     hold_out: Annotated[int, Field(ge=2)] = 5
     """The tuning split holds out one in this many training images."""
     minimum_area: NonNegative = 0.0
@@ -266,40 +263,34 @@ class O2PConfig:
 _O2P_ENGINE = EngineConfig(max_epochs=12, precision="bf16-mixed", monitor="val/error", gradient_clip=100.0)
 
 
-def _o2p_on(backbone: str, tap: str) -> O2PConfig:
-    model = RegionModelConfig(
-        head="o2p", backbone=backbone, taps=(tap,), reduce=128, feature_scale=0.1, vector_dropout=0.5
-    )
-    return O2PConfig(engine=_O2P_ENGINE, model=model, optimizer=OptimizerConfig(rate=0.01))
+def _o2p(
+    model: RegionModelConfig, data: RegionDataConfig | None = None, *, epochs: int = 12, **optimizer: float
+) -> O2PConfig:
+    engine = dataclasses.replace(_O2P_ENGINE, max_epochs=epochs)
+    return O2PConfig(engine, data or RegionDataConfig(), model, OptimizerConfig(**optimizer))
 
+
+_O2P_HUB: dict[str, Any] = {"head": "o2p", "reduce": 128, "feature_scale": 0.1, "vector_dropout": 0.5}
 
 O2P_PRESETS = {
     # Generated images and a small network: seconds on a CPU.
     "smoke": O2PConfig(
-        engine=EngineConfig(
+        EngineConfig(
             max_epochs=8, monitor="val/error", log_every=4, gradient_clip=10.0, accelerator="cpu", devices="1"
         ),
-        data=RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
-        model=RegionModelConfig(
+        RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        RegionModelConfig(
             head="o2p_fc", weights="none", taps=("relu5",), reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
         ),
-        optimizer=OptimizerConfig(rate=0.005, backbone_factor=1.0),
+        OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
     # A few epochs on COCO's regions: minutes on one GPU.
-    "small": O2PConfig(
-        engine=dataclasses.replace(_O2P_ENGINE, max_epochs=4),
-        model=RegionModelConfig(head="o2p"),
-        optimizer=OptimizerConfig(rate=0.001, backbone_factor=0.3),
-    ),
+    "small": _o2p(RegionModelConfig(head="o2p"), epochs=4, rate=0.001, backbone_factor=0.3),
     # DeepO2P-FC from ImageNet, the best row of the paper's table.
-    "paper": O2PConfig(
-        engine=_O2P_ENGINE, model=RegionModelConfig(head="o2p_fc"), optimizer=OptimizerConfig(rate=0.01)
-    ),
+    "paper": _o2p(RegionModelConfig(head="o2p_fc")),
     # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
-    "lite2": O2PConfig(
-        engine=dataclasses.replace(_O2P_ENGINE, max_epochs=6),
-        data=RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="keep"),
-        model=RegionModelConfig(
+    "lite2": _o2p(
+        RegionModelConfig(
             head="both",
             average=True,
             two_views=True,
@@ -313,18 +304,20 @@ O2P_PRESETS = {
             vector_dropout=0.5,
             input_dropout=0.2,
         ),
-        optimizer=OptimizerConfig(rate=0.003, backbone_factor=3.0, label_smoothing=0.1),
+        RegionDataConfig(side=224, canvas=224, jitter=20, margin=0.2, background="keep"),
+        epochs=6,
+        rate=0.003,
+        backbone_factor=3.0,
+        label_smoothing=0.1,
     ),
     # DeepO2P on other backbones, from the hub.
-    "resnet50": _o2p_on("hf:microsoft/resnet-50", "stage4"),
-    "dinov2": _o2p_on("hf:facebook/dinov2-small", "stage12"),
+    "resnet50": _o2p(RegionModelConfig(backbone="hf:microsoft/resnet-50", taps=("stage4",), **_O2P_HUB)),
+    "dinov2": _o2p(RegionModelConfig(backbone="hf:facebook/dinov2-small", taps=("stage12",), **_O2P_HUB)),
     # First and second order on four maps, the best variant beyond the paper.
-    "maps": O2PConfig(
-        engine=_O2P_ENGINE,
-        model=RegionModelConfig(
+    "maps": _o2p(
+        RegionModelConfig(
             head="both", reduce=96, taps=("pool5", "relu2", "relu3", "relu4"), vector_scale=0.3, vector_dropout=0.8
-        ),
-        optimizer=OptimizerConfig(rate=0.01),
+        )
     ),
 }
 
@@ -377,10 +370,7 @@ class ObjectiveConfig:
     schedule: Literal["constant", "one-cycle"] = "constant"
     """Schedule of the learning rate."""
     graphs: bool = True
-    (
-        "Replay steps as CUDA graphs, if one GPU takes one image per step in full precision and "
-        "the objective is j2 or soft."
-    )
+    """Replay steps of one image as CUDA graphs (one GPU, precision 32, objective j2 or soft)."""
     score_images: Natural = 0
     """Validation images to segment and score (covering, best and average) at each validation."""
 
@@ -402,7 +392,7 @@ class NCutsConfig:
             )
 
 
-def paper_config(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
+def _paper(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
     """The paper's recipe: J2, 20 channels, one image per batch, 1e-4 and ten times that for new layers.
 
     The paper does not name optimizer, schedule and epochs: these were best in cross-validation on training images.
@@ -414,7 +404,7 @@ def paper_config(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsCo
     )
 
 
-def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
+def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
     """The extended recipe: the soft objective, AdamW, one cycle, batches of eight, augmentation."""
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
@@ -432,7 +422,7 @@ def soft_config(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) 
 
 
 def _ncuts_smoke() -> NCutsConfig:
-    config = soft_config("alexnet-relu5", epochs=6)
+    config = _soft("alexnet-relu5", epochs=6)
     config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
     config.data = dataclasses.replace(config.data, made=24, batch_size=4)
     config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
@@ -441,14 +431,14 @@ def _ncuts_smoke() -> NCutsConfig:
 
 NCUTS_PRESETS = {
     "smoke": _ncuts_smoke(),
-    "small": soft_config("alexnet-relu5", epochs=4),
-    "paper": paper_config("vgg16-relu5"),
-    **{f"paper-{name}": paper_config(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
-    **{f"paper-{name}-x2": paper_config(name, zoom=2.0) for name in ("alexnet-relu5", "vgg16-relu5")},
+    "small": _soft("alexnet-relu5", epochs=4),
+    "paper": _paper("vgg16-relu5"),
+    **{f"paper-{name}": _paper(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
+    **{f"paper-{name}-x2": _paper(name, zoom=2.0) for name in ("alexnet-relu5", "vgg16-relu5")},
     # Rates that differ from the others' were better on the tuning images.
-    "soft-alexnet-relu5": soft_config("alexnet-relu5"),
-    "soft-vgg16-relu4": soft_config("vgg16-relu4"),
-    "soft-vgg16-relu5": soft_config("vgg16-relu5", backbone_rate=5e-5),
+    "soft-alexnet-relu5": _soft("alexnet-relu5"),
+    "soft-vgg16-relu4": _soft("vgg16-relu4"),
+    "soft-vgg16-relu5": _soft("vgg16-relu5", backbone_rate=5e-5),
 }
 
 

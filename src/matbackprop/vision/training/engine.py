@@ -1,8 +1,9 @@
 """The training loop of all recipes.
 
-:func:`fit` opens the run folder and calls ``_Training.run``, the loop, with a
-:class:`~matbackprop.vision.training.system.System` and its :class:`~matbackprop.vision.training.system.Data`. Lightning
-Fabric chooses devices, starts processes and averages gradients.
+A run: :func:`run_recipe` builds a :class:`~matbackprop.vision.training.system.System` and its
+:class:`~matbackprop.vision.training.system.Data`, locks the run folder, trains (``_Training.run`` is the loop), loads
+the best weights, exports the model and writes the report. :func:`fit` trains only. Lightning Fabric chooses devices,
+starts processes and averages gradients.
 """
 
 from __future__ import annotations

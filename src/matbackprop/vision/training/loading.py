@@ -1,7 +1,7 @@
 """Batches in a seeded order.
 
 The order of an epoch and the augmentation of an item depend on (seed, epoch, index) only, so resumed and distributed
-runs see the same batches as a single one.
+runs use the same batches as a single one.
 """
 
 from __future__ import annotations
