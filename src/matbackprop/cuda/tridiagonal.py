@@ -7,13 +7,13 @@ are batched matrix products. Nothing synchronizes, and every step can be capture
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.cuda import compiler, jacobi
-from matbackprop.cuda.compiler import Source
+from matbackprop.cuda.compiler import Module, Source
 
 MIN_ORDER = 49  # below, the Jacobi kernel is faster for every batch size
 MAX_ORDER = 1024
@@ -35,17 +35,6 @@ SOURCE = Source(
 _MIN_SHARED_ORDER = 128  # below, synchronizing blocks takes longer than reading the matrix
 _MAX_BYTES = 2**29  # of matrices per call; workspace is six times as much
 _FULL_RATE = ((7, 0), (8, 0), (9, 0), (10, 0))  # on others float64 is 32 or 64 times slower than float32
-
-
-class Kernels(Protocol):
-    """Launches the kernels; a block may have ``shared_limit`` bytes of shared memory."""
-
-    shared_limit: int
-
-    def launch(
-        self, name: str, grid: tuple[int, ...], threads: int, shared: int, arguments: tuple[int | float, ...], /
-    ) -> None:
-        """Run a kernel; see :meth:`matbackprop.cuda.compiler.Module.launch`."""
 
 
 class Plan(NamedTuple):
@@ -126,7 +115,7 @@ class Tridiagonal(NamedTuple):
     reflectors: Tensor
 
 
-def reduce(a: Tensor, kernels: Kernels, cluster: int = 1, threads: int = 0) -> Tridiagonal:
+def reduce(a: Tensor, kernels: Module, cluster: int = 1, threads: int = 0) -> Tridiagonal:
     """Reduce contiguous (batch, n, n) float64 matrices, given by their lower triangles, to tridiagonal form."""
     batch, n, _ = a.shape
     plan = Plan(n)
@@ -148,7 +137,7 @@ def reduce(a: Tensor, kernels: Kernels, cluster: int = 1, threads: int = 0) -> T
     return out
 
 
-def conquer(t: Tridiagonal, values: Tensor, vectors: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+def conquer(t: Tridiagonal, values: Tensor, vectors: Tensor, kernels: Module) -> tuple[Tensor, Tensor]:
     """Merge the eigenvalues and eigenvectors of the leaves until they are those of the tridiagonal matrices.
 
     Args:
@@ -177,7 +166,7 @@ def conquer(t: Tridiagonal, values: Tensor, vectors: Tensor, kernels: Kernels) -
     return values[:, :n], vectors[:, :n, :n]
 
 
-def reflect(t: Tridiagonal, vectors: Tensor, kernels: Kernels) -> Tensor:
+def reflect(t: Tridiagonal, vectors: Tensor, kernels: Module) -> Tensor:
     """Apply the reflections to vectors ``(batch, n, n)`` in columns, which may be written to."""
     batch, blocks, n, _ = t.reflectors.shape
     v = t.reflectors.view(-1, n, _BLOCK)

@@ -199,7 +199,7 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
 
 
 class _Saved(NamedTuple):
-    """The inputs of pooling and the factors of `Thin` or `Primal`."""
+    """The inputs of pooling and its factors."""
 
     f: Tensor
     w: Tensor | None
@@ -207,13 +207,7 @@ class _Saved(NamedTuple):
     p: Tensor | None
     function: SpectralFunction
     fine: bool
-    s: Tensor
-    basis: Tensor
-    y: Tensor
-
-    def moments(self) -> Moments:
-        kind = Thin if self.f.shape[-2] < self.f.shape[-1] else Primal
-        return kind(self.s, self.basis, self.y, self.eps)
+    moments: Moments
 
     def bound(self) -> BoundFunction:
         return BoundFunction(self.function, self.p)
@@ -250,7 +244,10 @@ class _Pool(Operation):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Saved:
-        return _Saved(*inputs, *outputs[1:])
+        f, w, eps, p, function, fine = inputs
+        _, s, basis, y = outputs
+        kind = Thin if f.shape[-2] < f.shape[-1] else Primal
+        return _Saved(f, w, eps, p, function, fine, kind(s, basis, y, eps))
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor, *_: None) -> Any:
@@ -266,7 +263,7 @@ class _Pool(Operation):
     def tangent(
         saved: _Saved, df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments(), saved.bound()
+        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments, saved.bound()
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
         if dw is not None:  # differentiate through the square root of the weight, unless it is zero
@@ -284,7 +281,7 @@ class _Pool(Operation):
 
 def _gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of F, w, ε and p that are needed."""
-    f, w, moments, bound = saved.f, saved.w, saved.moments(), saved.bound()
+    f, w, moments, bound = saved.f, saved.w, saved.moments, saved.bound()
     return (
         _root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if needed[0] else None,
         moments.weight_gradient(bound, g, f, cast(Tensor, w)) if needed[1] else None,
