@@ -32,7 +32,7 @@ NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, le=1e6)]
 PositiveRate = Annotated[float, Field(gt=0, le=1e6)]
-Background = Literal["keep", "mask", "dim"]
+Background = Literal["keep", "mask"]
 """Treatment of the pixels outside a region."""
 
 if TYPE_CHECKING:

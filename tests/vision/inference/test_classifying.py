@@ -55,11 +55,11 @@ def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_pat
 
 def test_a_model_trained_with_margins_uses_them(shapes, tmp_path):
     torch.manual_seed(0)
-    wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="dim", margin=0.3).eval()
+    wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="keep", margin=0.3).eval()
     torch.nn.init.normal_(wide.classifier.weight)
     files = coco_files(shapes, "train")
     regions = cache_regions(*files, tmp_path, side=90, margin=0.3, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)), canvas=99, background="dim")
+    source = RegionSource(regions, np.arange(len(regions)), canvas=99, background="keep")
     fetched = source.fetch(torch.arange(len(regions)), 0)
     batch = source.assemble(fetched, torch.device("cpu"))
     with torch.no_grad():

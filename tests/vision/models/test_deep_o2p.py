@@ -195,7 +195,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "o2p", "bias": True}, "Unknown field 'bias'. Fields: average"),
         ({"head": "o2p", "taps": ("relu1+relu2",)}, "have different numbers of channels"),
         ({"head": "o2p", "average": True}, "average needs head 'fc' or 'both', got 'o2p'"),
-        ({"head": "o2p", "two_views": True}, "two_views needs background 'keep' or 'dim'"),
+        ({"head": "o2p", "two_views": True}, "two_views needs background 'keep'"),
         ({"head": "fc", "names": ["a"]}, "one entry per class, got 1 for 3 classes"),
     ],
 )

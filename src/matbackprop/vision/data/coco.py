@@ -137,11 +137,10 @@ _RUN_LENGTHS: TypeAdapter[_RunLengths] = TypeAdapter(_RunLengths)
 _POLYGONS: TypeAdapter[list[list[float]]] = TypeAdapter(list[list[_Number]])
 
 
-def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: float = 0.0) -> RegionIndex:
+def read_coco(annotations: str | Path, images: str | Path) -> RegionIndex:
     """Read and check a COCO-format file; a bad entry is left out and becomes a problem.
 
-    Images without regions are listed too. Crowds, empty masks and regions below ``minimum_area``, in pixels of the
-    original image, are left out and counted without being a problem.
+    Images without regions are listed too. Crowds and empty masks are left out and counted without being a problem.
 
     Raises:
         DataError: the file cannot be read, is not JSON, lacks one of its three lists, or has ambiguous categories.
@@ -165,7 +164,7 @@ def read_coco(annotations: str | Path, images: str | Path, *, minimum_area: floa
     skipped = Counter({"bad annotation": sum(p.kind == "bad annotation" for p in problems)})
     labels = {c["id"]: i for i, c in enumerate(categories)}
     for entry in sorted(good, key=lambda entry: entry["id"]):
-        kind, reason = _exclusion(entry, found.get(entry["image_id"]), labels, minimum_area)
+        kind, reason = _exclusion(entry, found.get(entry["image_id"]), labels)
         if not kind and entry["image_id"] in missing:
             kind = "missing image"
         if reason:
@@ -223,11 +222,9 @@ def _missing_images(folder: Path, images: dict[int, ImageRegions]) -> set[int]:
     return {i for i, one in images.items() if str(one.path) not in present and not os.path.isfile(one.path)}
 
 
-def _exclusion(
-    entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int], minimum_area: float
-) -> tuple[str, str]:
+def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int]) -> tuple[str, str]:
     """Return why a region is left out, as a kind and, if that is a problem, a reason; two empty strings otherwise."""
-    box, area = entry.get("bbox"), entry.get("area")
+    box = entry.get("bbox")
     if entry["category_id"] not in labels:
         return "unknown category", f"has the category {entry['category_id']}, which is not listed"
     if image is None:
@@ -241,8 +238,6 @@ def _exclusion(
         )
     if not entry.get("segmentation"):
         return "empty mask", ""
-    if area is not None and 0 <= area < minimum_area:
-        return "below the minimum area", ""
     return "", ""
 
 
@@ -252,18 +247,14 @@ def _overlaps(box: Box, image: ImageRegions) -> bool:
 
 
 def read_regions(
-    annotations: str | Path,
-    images: str | Path,
-    *,
-    minimum_area: float = 0.0,
-    missing_images: Literal["raise", "skip"] = "raise",
+    annotations: str | Path, images: str | Path, *, missing_images: Literal["raise", "skip"] = "raise"
 ) -> RegionIndex:
     """Read a COCO-format file for training: as :func:`read_coco`, but only images with regions.
 
     Raises:
         DataError: no region is left; or an image is missing or badly listed, unless ``missing_images="skip"``.
     """
-    index = read_coco(annotations, images, minimum_area=minimum_area)
+    index = read_coco(annotations, images)
     bad = [p for p in index.problems if p.kind == "bad image entry"]
     if missing_images == "raise" and index.skipped.get("missing image"):
         bad += [p for p in index.problems if p.kind == "missing image"]

@@ -141,7 +141,6 @@ def cache_regions(
     *,
     side: int = SIDE,
     margin: float = 0.0,
-    minimum_area: float = 0.0,
     missing_images: Literal["raise", "skip"] = "raise",
     workers: int | None = None,
 ) -> Regions:
@@ -151,7 +150,6 @@ def cache_regions(
         annotations, images: COCO-format file and folder of the images.
         folder: folder of caches; this one is ``regions-<hash>`` in it.
         side: longest side of a region in pixels.
-        minimum_area: smallest area in the original image, in pixels.
         margin: border around a region's box, as a fraction of its longest side.
         missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`; images that cannot be read or have
             another size than the annotations say are treated likewise.
@@ -160,15 +158,15 @@ def cache_regions(
     stat = Path(annotations).stat()
     key = cache_key(
         {
-            "version": 3,
+            "version": 4,
             "file": [Path(annotations).name, stat.st_size, stat.st_mtime_ns],
             "images": Path(images).resolve(),
-            "crop": [side, margin, minimum_area, missing_images],
+            "crop": [side, margin, missing_images],
         }
     )
     path = Path(folder) / f"regions-{key}"
     if not path.exists():
-        index = read_regions(annotations, images, minimum_area=minimum_area, missing_images=missing_images)
+        index = read_regions(annotations, images, missing_images=missing_images)
         crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
         _write_regions(path, index, crops, missing_images)
     return Regions(open_cache(path))
@@ -283,8 +281,7 @@ def place_regions(
         sizes: int64 (b, 2) their height and width.
         placement: int64 (b, 3) shift down, shift right, flip.
         canvas: side of the output.
-        background: ``"keep"`` keeps the pixels around the object, ``"mask"`` replaces them by the mean color, ``"dim"``
-            halves their difference to it.
+        background: ``"keep"`` keeps the pixels around the object, ``"mask"`` replaces them by the mean color.
         dtype: of the results.
 
     Returns:
@@ -301,17 +298,14 @@ def place_regions(
     columns = ticks - corner[:, 1:]
     inside_rows = (rows >= 0) & (rows < sizes[:, :1])
     inside_columns = (columns >= 0) & (columns < sizes[:, 1:])
+    inside = inside_rows[:, :, None] & inside_columns[:, None, :]
     columns = torch.where(placement[:, 2:] > 0, sizes[:, 1:] - 1 - columns, columns)
     last = store.shape[-1] - 1
     raw = store[index[:, None, None], rows.clamp(0, last)[:, :, None], columns.clamp(0, last)[:, None, :]]
-    raw = torch.where(inside_rows[:, :, None] & inside_columns[:, None, :], raw, 0)
+    raw = torch.where(inside, raw, 0)
     pixels = raw.unsqueeze(-1).view(torch.uint8)  # (b, canvas, canvas, 4)
     mask = pixels[..., 3].float() / 255
-    if background == "mask":
-        weight = mask
-    else:
-        weight = (inside_rows[:, :, None] & inside_columns[:, None, :]).float()
-        weight = (weight + mask) / 2 if background == "dim" else weight
+    weight = mask if background == "mask" else inside.float()
     scale, shift = _normalization(device)
     image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
     return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
@@ -359,7 +353,7 @@ class RegionSource:
         dtype: torch.dtype = torch.float32,
     ) -> None:
         if len(positions) == 0:
-            raise DataError("No region is left. Lower the minimum area, or check the split.")
+            raise DataError("No region is left. Check the split.")
         self.regions, self.positions = regions, np.asarray(positions)
         self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
         self._placing: dict[str, Any] = {"canvas": canvas, "background": background, "dtype": dtype}

@@ -265,7 +265,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"names must have one entry per class, got {len(names)} for {classes} classes.")
         if config.two_views and background == "mask":
-            raise ConfigurationError("two_views needs background 'keep' or 'dim': with 'mask' both views are the same.")
+            raise ConfigurationError("two_views needs background 'keep'. With 'mask' both views are the same.")
         self.canvas, self.background, self.side, self.margin = canvas, background, min(side, canvas), margin
         self.names = None if names is None else list(names)
         presented = {"canvas": canvas, "background": background, "side": side, "margin": margin, "names": self.names}

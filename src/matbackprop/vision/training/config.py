@@ -204,8 +204,6 @@ class RegionDataConfig(DatasetConfig):
     """final: train on all images, validate on val, keep the last weights. tuning: keep the best on held-out images."""
     hold_out: Annotated[int, Field(ge=2)] = 5
     """The tuning split holds out one in this many training images."""
-    minimum_area: NonNegative = 0.0
-    """Smallest area of a region in the original image, in pixels."""
     missing_images: Literal["raise", "skip"] = "raise"
     """Action for missing or damaged image files."""
     side: Pixels = 200
@@ -219,7 +217,7 @@ class RegionDataConfig(DatasetConfig):
     flip: bool = True
     """Mirror half the regions in training."""
     background: Background = "mask"
-    """Keep the pixels around the object, replace them by the mean color, or halve their contrast (dim)."""
+    """Keep the pixels around the object, or replace them by the mean color (mask)."""
     sampling: Literal["natural", "balanced"] = "natural"
     """Take each region once per epoch, or sample all classes equally often."""
     batch_size: Count = 100

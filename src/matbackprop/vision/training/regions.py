@@ -38,7 +38,7 @@ Features = dict[str, Tensor]
 def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Return training and validation regions, cropped and cached on the first call."""
     files = [coco_files(config.folder(), split) for split in ("train", "val")]
-    cropped = {name: getattr(config, name) for name in ("side", "margin", "minimum_area", "missing_images")}
+    cropped = {name: getattr(config, name) for name in ("side", "margin", "missing_images")}
     train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
     try:
         check_same_categories(train, validation)
