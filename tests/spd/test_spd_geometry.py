@@ -214,6 +214,19 @@ def test_bures_geodesics_from_a_nearly_singular_matrix_reach_the_end():
     torch.testing.assert_close(spd.geodesic(a, b, 1.0, metric="bures_wasserstein"), b, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("metric", METRICS)
+def test_forward_over_reverse_of_the_distance_equals_reverse_over_reverse(metric):
+    a, b = symmetric((0.5, 1.2, 2.0), seed=1), symmetric((0.7, 1.0, 1.6), seed=2)
+
+    def gradient(p):
+        return torch.func.grad(lambda x: spd.distance(x, b, metric=metric))(p)
+
+    direction = symmetric((1.0, -0.5, 0.3), seed=3)
+    _, forward = torch.func.jvp(gradient, (a,), (direction,))
+    reverse = torch.func.vjp(gradient, a)[1](direction)[0]
+    torch.testing.assert_close(forward, reverse)
+
+
 def test_bimap_promotes_dtypes():
     x, w = torch.eye(3, dtype=torch.float64), torch.ones(3, 2)
     assert torch.equal(spd.bimap(x, w), torch.full((2, 2), 3.0, dtype=torch.float64))

@@ -212,7 +212,9 @@ def distance(
             eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
             regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
             tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
-            out = torch.where(given.definite, regular, squared_bures_distance(x, y, tolerance))
+            # Each branch gets the identity for matrices of the other: NaN second derivatives pass through 0 · NaN.
+            others = (torch.where(singular, m, eye) for m in (x, y))
+            out = torch.where(given.definite, regular, squared_bures_distance(*others, tolerance))
         else:
             out = form.squared_distance(x, y)
         if not squared:
