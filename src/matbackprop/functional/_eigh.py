@@ -113,8 +113,7 @@ def eigh(
         phase. Eigenvalues are real.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
-        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
         DomainError: an eigenvalue overflows.
         TieError: see ``ties``; or the loss depends on the phase of a complex vector.
 

@@ -57,8 +57,7 @@ def inverse_root(
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
-        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
         DomainError: λ + ε is not positive, p is not positive, ε is negative, or the largest entry of ``a`` is near the
             ends of floating point.
 

@@ -40,8 +40,7 @@ def matrix_clamp(
         ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
-        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
         DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the limits of floating point.
 
     Gradient:
