@@ -108,10 +108,12 @@ def test_right_hand_sides_broadcast():
     torch.testing.assert_close(mb.lstsq(a[0, 0], b[0, :, 0]), mb.lstsq(a, b)[0, 0, :, 0])
 
 
-def test_truncation_among_separate_singular_values_is_exact_after_low_rank():
+def test_first_derivatives_are_exact_if_the_rank_cuts_separate_singular_values():
     a = with_singular_values(4, 3, (3.0, 2.0, 1.0)).requires_grad_()
     torch.testing.assert_close(mb.pinv(a, rtol=0.5), mb.pinv(mb.low_rank(a, 2)))
     assert gradcheck(lambda a: mb.pinv(mb.low_rank(a, 2)), a)
+    for x in (a, a.detach().mT.clone().requires_grad_(), to_complex(a.detach()[None]).requires_grad_()):
+        assert gradcheck(lambda x: mb.pinv(x, rtol=0.5), x, check_forward_ad=True)
 
 
 def test_bad_input():
@@ -123,5 +125,8 @@ def test_bad_input():
         mb.lstsq(torch.ones(3, 2), torch.ones(3, dtype=torch.complex64))
     with pytest.raises(NonFiniteError, match="b holds 1"):
         mb.lstsq(torch.ones(2, 2), torch.tensor([1.0, torch.nan]))
+    large = 1e200 * torch.eye(2, dtype=torch.float64)
     with pytest.raises(DomainError, match="largest entry"):
-        mb.pinv(1e200 * torch.eye(2, dtype=torch.float64))
+        mb.pinv(large)
+    for out in (mb.pinv(large, check=False), torch.func.vmap(mb.pinv)(1e-290 * large[None])):
+        assert out.isnan().all()

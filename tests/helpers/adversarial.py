@@ -18,7 +18,7 @@ from mpmath import mpf
 import matbackprop as mb
 from helpers import truth
 from helpers.judge import MODES, ROUNDING, Problem, Row, judge, rounded
-from matbackprop.numerics import gram_tolerance, rank_tolerance, rounding_of_zero, zero_tolerance
+from matbackprop.numerics import definite_tolerance, gram_tolerance, rank_tolerance, rounding_of_zero, zero_tolerance
 from matbackprop.spd._metrics import Metric
 
 KINDS = (
@@ -261,6 +261,21 @@ def _two(draw: Draw):
     """A symmetric matrix and a second one, of the same kind or plain; two scaled ones have the same D."""
     a = draw.symmetric()
     return a, draw.symmetric(kind=draw.kind if draw.kind.startswith("scaled") else draw.pick("plain", draw.kind))
+
+
+def _two_definite(draw: Draw):
+    """Two matrices; singular ones are raised on the diagonal."""
+    return tuple(_raised(a, draw.dtype) for a in _two(draw))
+
+
+def _raised(a, dtype):
+    if not a.size or not np.isfinite(a).all():
+        return a
+    diagonal = np.abs(np.diag(a))
+    units = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max() or 1))
+    least = np.linalg.eigvalsh((a + a.conj().T) / 2 / units / units[:, None])[0]
+    near = 8 * definite_tolerance(dtype, torch.float64, len(a))
+    return a + np.diag(units**2) / 8 if abs(least) < near else a
 
 
 def _pooled(*parts, tall: bool = False):
@@ -536,7 +551,7 @@ def _pool(name, parts, truth_of, call, *, tall, is_complex=1, **more):
 def _geometry(metric):
     """The rows of a metric; the maps of the log-Euclidean metric have one derivative."""
     named = {
-        "distance": (_two, truth.spd_distance),
+        "distance": (_two_definite if metric == "bures_wasserstein" else _two, truth.spd_distance),
         "geodesic": (
             lambda draw: (*_two(draw), np.array(draw.pick(0.3, 0.5, 0.0, 1.0, 1.5, -0.5))),
             lambda a, b, t, metric: truth.spd_geodesic(a, b, t[0], metric),
@@ -797,8 +812,9 @@ ROWS = [
         lambda a, **o: mb.projector(a, symmetric=True, **o),
         orders=0,
     ),
+    # One order, because second derivatives count singular values below the tolerance as zero.
     *(
-        Row(f"pinv_{shape}", draw, _pinv, mb.pinv, keeps_rank=True, complex=1)
+        Row(f"pinv_{shape}", draw, _pinv, mb.pinv, keeps_rank=True, complex=1, orders=1)
         for shape, draw in (("tall", _tall), ("wide", _wide))
     ),
     Row("pinv_deficient", _matrix, _pinv, mb.pinv, orders=0),
@@ -809,6 +825,7 @@ ROWS = [
         mb.lstsq,
         keeps_rank=True,
         complex=2,
+        orders=1,
     ),
     Row("spectral_projector", _ranked(_matrix), _leading_space, mb.spectral_projector, symmetric=(0,), complex=1),
     *(
@@ -963,6 +980,19 @@ ROWS = [
         checks=False,
     ),
     *(row for metric in get_args(Metric) for row in _geometry(metric)),
+    Row(
+        "spd_distance_of_singular_matrices",
+        _two,
+        lambda a, b, problem: [
+            truth.bures_distance(a, b, mpf(definite_tolerance(problem.dtype, torch.float64, len(problem.arrays[0]))))
+        ],
+        lambda a, b, **o: mb.spd.distance(a, b, metric="bures_wasserstein", **o),
+        symmetric=(0, 1),
+        complex=2,
+        real_factor=math.sqrt(0.5),
+        unit=4 * ROUNDING,
+        orders=0,
+    ),
     Row(
         "spd_bimap",
         lambda draw: (draw.symmetric(), draw.rng.normal(size=(draw.n, 2))),

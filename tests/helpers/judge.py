@@ -172,8 +172,8 @@ def motions(problem: Problem) -> list[Motion | None]:
         if a.dtype.kind == "i":
             out.append(None)
         elif problem.row.keeps_rank and i == 0 and not _has_full_rank(a, dtype):
-            c = rng.choice([-0.25, 0.25], (a.shape[0],) * 2)
-            c = np.diag(np.diag(c)) if (a == 0).all(1).any() else c
+            c = np.diag(rng.choice([-0.25, 0.25], len(a)))  # CX is exact in every dtype
+            c = c if (a == 0).all(1).any() else c[rng.permutation(len(a))]
             c = c + 0j if a.dtype.kind == "c" else c
             out.append(Motion(c @ a, c))
         else:

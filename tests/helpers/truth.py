@@ -472,6 +472,22 @@ def spd_distance(a, b, metric):
     return mpmath.matrix([mpmath.sqrt(sum(x * x for x in gap))])
 
 
+def bures_distance(a, b, tol):
+    """By factors of semidefinite matrices, whose eigenvalues up to tol at a unit diagonal count as zero."""
+
+    def factor(m):
+        units = [mpmath.sqrt(abs(m[i, i])) or mpf(1) for i in range(m.rows)]
+        inverse = diagonal([1 / x for x in units])
+        values, u = eig(inverse * sym(m) * inverse)
+        if min(values, default=mpf(0)) < -tol:
+            raise Undefined("semidefinite")
+        return diagonal(units) * u * diagonal([mpmath.sqrt(x) if x > tol else mpf(0) for x in values])
+
+    x, y = factor(a), factor(b)
+    total = sum(v * v for m in (x, y) for v in m) - 2 * sum(singular(y.T * x)[0])
+    return mpmath.matrix([mpmath.sqrt(max(total, 0))])
+
+
 def _centered_samples(x):
     """Samples minus their mean, over the square root of their number minus one."""
     mean = [sum(x[i, j] for i in range(x.rows)) / x.rows for j in range(x.cols)]

@@ -150,3 +150,10 @@ def test_bures_gradient_of_singular_covariances_equals_that_of_their_samples(dty
     torch.testing.assert_close(value.double(), of_samples, rtol=1e-6, atol=0)
     for found, right in zip(torch.autograd.grad(value, (one, other)), expected, strict=True):
         assert torch.linalg.norm(found.double() - right) < tolerance * torch.linalg.norm(right)
+
+
+def test_second_derivatives_of_definite_matrices_under_transformations():
+    """The path of singular matrices is traced, too, and does not change them."""
+    a, b = (x @ x.mT for x in covariances(6, 6, 3))
+    for mode in (torch.func.hessian, lambda f: torch.func.jacrev(torch.func.jacrev(f))):
+        assert mode(lambda x: bures(x @ x.mT, b))(a).isfinite().all()

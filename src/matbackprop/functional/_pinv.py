@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again
-from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, prepare
+from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, nan_where, prepare
 from matbackprop.errors import DtypeError
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._linear_solve import as_columns
@@ -27,39 +27,65 @@ def _outside(t: Tensor, a: Tensor, inverse: Tensor, basis: Tensor) -> Tensor:
     return with_derivatives_of(t - a @ (inverse @ t), by_basis)
 
 
+class _Factors(NamedTuple):
+    """A = U diag(σ) Vᴴ without columns of U and V outside of the decided range, and the coupling to these columns.
+
+    With i inside and j outside of the range, p = σⱼ²/(σᵢ²(σᵢ² − σⱼ²)) and q = σⱼ/(σᵢ(σᵢ² − σⱼ²)).
+    """
+
+    u: Tensor
+    v: Tensor
+    kept: Tensor
+    p: Tensor
+    q: Tensor
+
+    @property
+    def left(self) -> Tensor:
+        return self.u * self.kept.unsqueeze(-2)
+
+    @property
+    def right(self) -> Tensor:
+        return self.v * self.kept.unsqueeze(-2)
+
+    def coupled(self, e: Tensor, u: Tensor, v: Tensor) -> Tensor:
+        """The part of the derivative in which singular values outside of the range are not zero."""
+        x = u.mH @ e @ v
+        return v @ (self.p * x.mH + self.q * x) @ u.mH
+
+
 class _PseudoInverse(Operation):
-    """A⁺, given its value and bases of both ranges. It is an output, so that derivatives of the adjoint include it."""
+    """A⁺, given its value and the factors of A. It is an output, so that derivatives of the adjoint include it."""
 
     forward_twice = "pinv"
 
     @staticmethod
-    def forward(a: Tensor, value: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    def forward(a: Tensor, value: Tensor, *factors: Tensor) -> Tensor:
         return value.clone()
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        a, _, left, right = inputs
-        return a, outputs, left, right
+        a, _, *factors = inputs
+        return a, outputs, _Factors(*factors)
 
     @staticmethod
     def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, inverse, left, right), (g,) = saved, gradients
+        (a, inverse, factors), (g,) = saved, gradients
         back = inverse.mH
-        one = _outside(g.mH, a, inverse, left) @ inverse @ back
-        other = _outside(g, a.mH, back, right) @ back @ inverse
-        return one + other.mH - back @ g @ back
+        one = _outside(g.mH, a, inverse, factors.left) @ inverse @ back
+        other = _outside(g, a.mH, back, factors.right) @ back @ inverse
+        return one + other.mH - back @ g @ back + factors.coupled(g, factors.v, factors.u)
 
     @staticmethod
     def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> Tensor:
-        a, inverse, left, right = saved
+        a, inverse, factors = saved
         back = inverse.mH
-        one = _outside(da, a, inverse, left) @ inverse @ back
-        other = _outside(da.mH, a.mH, back, right) @ back @ inverse
-        return one.mH + other - inverse @ da @ inverse
+        one = _outside(da, a, inverse, factors.left) @ inverse @ back
+        other = _outside(da.mH, a.mH, back, factors.right) @ back @ inverse
+        return one.mH + other - inverse @ da @ inverse + factors.coupled(da, factors.u, factors.v)
 
 
 def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """A⁺ with derivatives (Golub and Pereyra) given A = U diag(values) Vᴴ, and U without columns outside of the range.
+    """A⁺ with derivatives given A = U diag(values) Vᴴ, and U without columns outside of the range.
 
     The rank is the number of values above a fraction ``tol`` of the largest size.
     """
@@ -67,13 +93,22 @@ def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float)
     largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
     kept = (size > tol * largest) & (size > 0)
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    left, right = u * kept.unsqueeze(-2), vh.mH * kept.unsqueeze(-2)
-    return apply(_PseudoInverse, a, (right * inverse.unsqueeze(-2)) @ left.mH, left, right), left
+    inside = inverse.abs().unsqueeze(-1) * ~kept.unsqueeze(-2)  # 1/σᵢ in rows of the range and columns outside
+    ratio = inside * size.unsqueeze(-2)
+    q = inside.square() * ratio / (1 - ratio.square())
+    p = q * ratio
+    factors = _Factors(u, vh.mH, kept.to(size.dtype), p + p.mT, q + q.mT)
+    value = (factors.right * inverse.unsqueeze(-2)) @ factors.left.mH
+    return apply(_PseudoInverse, a, value, *factors), factors.left
 
 
 def _of_prepared(ready: Prepared, dtype: torch.dtype, rtol: float | torch.dtype | None) -> Tensor:
-    factors = batched_svd(ready.x.detach())
-    return pseudo_inverse(ready.x, *factors, rank_tolerance(dtype, ready.x.dtype, rtol))[0]
+    x = ready.x.detach()
+    inverse, _ = pseudo_inverse(ready.x, *batched_svd(x), rank_tolerance(dtype, x.dtype, rtol))
+    if ready.check_values or x.numel() == 0:
+        return inverse
+    info, size = torch.finfo(x.dtype), x.abs().amax((-2, -1))
+    return nan_where((size > info.max**0.25) | ((size < info.tiny**0.25) & (size > 0)), inverse)
 
 
 def pinv(
@@ -97,7 +132,8 @@ def pinv(
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
         NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a tolerance out of range, or a largest entry near the limits of floating point.
+        DomainError: a tolerance out of range, or a largest entry near the limits of floating point; the result is NaN
+            if values are not checked.
 
     Gradient:
         .. math:: dA^+ = -A^+\,dA\,A^+ + A^+(A^+)^\top dA^\top(I - AA^+) + (I - A^+A)\,dA^\top(A^+)^\top A^+
@@ -106,8 +142,9 @@ def pinv(
         divides by no difference of singular values. All orders, forward mode, vmap. Second derivatives have a relative
         error of up to about εκ³, κ = σ_1/σ_r.
 
-        Singular values below the tolerance count as exactly zero. If they are more than rounding errors, the
-        gradient has a relative error of about σ_{r+1}/σ_r; ``pinv(low_rank(a, r))`` is then exact.
+        The first derivative is exact also if singular values below the tolerance are more than rounding errors. The
+        second derivative counts them as zero, with a relative error of about σ_{r+1}/σ_r; that of
+        ``pinv(low_rank(a, r))`` is exact.
 
     Example:
         >>> import torch

@@ -54,7 +54,8 @@ class _Given(Operation):
         (x, y, _, *grads, silent), g = saved, gradients[0]
         if differentiated_again():
             grads = [apply(_Once, grad, silent, x, y) for grad in grads]
-        return g[..., None, None] * grads[0], g[..., None, None] * grads[1]
+        g = g[..., None, None]  # NaN derivatives of a gradient that is not used do not count
+        return tuple(torch.where(g == 0, 0, g * grad) for grad in grads)
 
     @staticmethod
     def tangent(saved: Sequence[Any], dx: Tensor | None, dy: Tensor | None, *_: None) -> Tensor:
