@@ -286,6 +286,7 @@ def test_a_long_name_and_one_coco_file_for_a_folder(tmp_path, capsys):
     assert len(json.loads((tmp_path / "out" / "coco.json").read_text())["images"]) == 3
 
 
+@pytest.mark.slow
 def test_the_networks_load_without_the_compiler_of_torch():
     """It takes more than a second to import; see ``_NoRandomNumbers``."""
     program = (

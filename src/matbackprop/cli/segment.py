@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -114,11 +115,8 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.inference.segmenting import check_options
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
+    _check(config)
     paths = find_pictures(config.images)
-    if config.k is not None and config.k < 1:
-        raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
-    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
-        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
     device = choose_device(config.device)
     model = None if config.model == "none" else load_segmenter(config.model, device.type)
     ks, formats = check_options(model, config.ks, config.side, config.scales), config.format
@@ -128,35 +126,20 @@ def main(config: Config) -> dict[str, Any]:
     save = _Save(config.out, config.k, config.threshold, formats)
 
     jobs = list(zip(paths, _stems(paths), strict=True))
-    kept = [] if config.overwrite or config.frames else [path for path, stem in jobs if save.exists(stem)]
-    left = [job for job in jobs if job[0] not in set(kept)]
-    entries: list[dict[str, Any]] = []
-    skipped = []
+    keep = not (config.overwrite or config.frames)
+    kept = {path: stem for path, stem in jobs if keep and save.exists(stem)}
+    left = [job for job in jobs if job[0] not in kept]
     if config.frames is not None or isinstance(model, DeepNCuts):
         results = _one_by_one(left, model, ks, save, config)
     else:
         from matbackprop.vision.inference.image_sets import segment_files
 
         results = segment_files(left, model, save, ks=ks, side=config.side, scales=config.scales)
-    for path, entry in track(results, "Segmenting pictures", len(left)):
-        if isinstance(entry, DataError):
-            skipped.append({"image": path.as_posix(), "reason": str(entry)})
-            print(f"matbackprop: skipped: {printable(str(entry))}", file=sys.stderr)
-            continue
-        entries.append({"image": path.as_posix(), **entry})
-        words = [
-            f"{entry['shown']} region{'' if entry['shown'] == 1 else 's'}",
-            entry["note"],
-            f"{entry['seconds']:.2f} s",
-        ]
-        file = entry.get("overlay", list(entry.values())[-1])
-        print(printable(f"{path}: {', '.join(word for word in words if word)} → {file}"))
+    entries, skipped = _print_results(track(results, "Segmenting pictures", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
         from matbackprop.vision.inference.export import merge_coco
 
-        files = {Path(entry["coco"]) for entry in entries} | {
-            save.file(stem, "coco") for path, stem in jobs if path in kept
-        }
+        files = {Path(entry["coco"]) for entry in entries} | {save.file(stem, "coco") for stem in kept.values()}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept the results of {len(kept)} pictures. Replace them with --overwrite.", file=sys.stderr)
@@ -175,9 +158,35 @@ def main(config: Config) -> dict[str, Any]:
     }
 
 
+def _check(config: Config) -> None:
+    if config.k is not None and config.k < 1:
+        raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
+    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
+        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
+
+
+_Results = Iterable[tuple[Path, dict[str, Any] | DataError]]
+
+
+def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Print each result as it arrives; return the entries of pictures that were segmented, and of the others."""
+    entries, skipped = [], []
+    for path, entry in results:
+        if isinstance(entry, DataError):
+            skipped.append({"image": path.as_posix(), "reason": str(entry)})
+            print(f"matbackprop: skipped: {printable(str(entry))}", file=sys.stderr)
+            continue
+        entries.append({"image": path.as_posix(), **entry})
+        regions = f"{entry['shown']} region{'' if entry['shown'] == 1 else 's'}"
+        words = filter(None, [regions, entry["note"], f"{entry['seconds']:.2f} s"])
+        file = entry.get("overlay", list(entry.values())[-1])
+        print(printable(f"{path}: {', '.join(words)} → {file}"))
+    return entries, skipped
+
+
 def _one_by_one(
     jobs: Iterable[tuple[Path, str]], model: Any, ks: tuple[int, ...], save: _Save, config: Config
-) -> Iterator[tuple[Path, dict[str, Any] | DataError]]:
+) -> _Results:
     from matbackprop.vision.inference import segment_frames, segment_photograph
 
     options: dict[str, Any] = {"side": config.side, "scales": config.scales, "seed": config.seed}
@@ -194,10 +203,9 @@ def _one_by_one(
 
 def _stems(paths: Iterable[Path]) -> list[str]:
     """A name for each picture's results; equal names get a number."""
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     stems = []
     for path in paths:
-        count = seen.get(path.stem, 0)
-        seen[path.stem] = count + 1
-        stems.append(path.stem if count == 0 else f"{path.stem}-{count + 1}")
+        seen[path.stem] += 1
+        stems.append(path.stem if seen[path.stem] == 1 else f"{path.stem}-{seen[path.stem]}")
     return stems

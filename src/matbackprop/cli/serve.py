@@ -62,7 +62,8 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.serve.app import application, build
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    about = "No network: colors only." if model is None else f"Segmenter: {config.model}."
+    names = {"none": "colors only, no network", "box": "the contour network in the package"}
+    about = f"Segmenter: {names.get(config.model, config.model)}."
     classify = None
     if config.classifier != "none":
         classifier = load_classifier(config.classifier, config.device)

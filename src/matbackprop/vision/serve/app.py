@@ -325,7 +325,7 @@ def _gradients(tab: gr.Tab) -> None:
     with gr.Row():
         spectrum = gr.Radio(list(SPECTRA), value="four dead channels", label="The other six eigenvalues", scale=4)
         function = gr.Radio(list(FUNCTIONS), value=FUNCTIONS[0], label="g", scale=1, min_width=120)
-        dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=160)
+        dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=230)
     gap = gr.Slider(
         TIE, 0, value=-8, step=1, elem_id="gap", label=f"Gap of the pair: exponent of ten; {TIE} is no gap",
         info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then equal.",
