@@ -130,3 +130,10 @@ def test_bad_input():
         mb.pinv(large)
     for out in (mb.pinv(large, check=False), torch.func.vmap(mb.pinv)(1e-290 * large[None])):
         assert out.isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (2, 4)])
+def test_compiled_without_gradients(shape):
+    """Regression: torch.compile returned A, because the operation's forward had variable arguments."""
+    a = _randn(*shape)
+    torch.testing.assert_close(torch.compile(mb.pinv, backend="eager", fullgraph=True)(a), mb.pinv(a))

@@ -59,8 +59,8 @@ class _PseudoInverse(Operation):
     forward_twice = "pinv"
 
     @staticmethod
-    def forward(a: Tensor, value: Tensor, *factors: Tensor) -> Tensor:
-        return value.clone()
+    def forward(a: Tensor, value: Tensor, u: Tensor, v: Tensor, kept: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        return value.clone()  # torch.compile without gradients does not support *arguments here
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
