@@ -570,7 +570,7 @@ def test_j1_is_j2_of_features_over_degrees_with_degrees_as_weights(monkeypatch):
     weights = torch.tensor([1.0, -2.0], dtype=torch.float64)
     results = []
     for call in (
-        lambda x: cut_kernels.degree_objective(x, labels, 4, 1e-13, lambda y: normalized_cut_j1(y, labels)),
+        lambda x: cut_kernels.degree_objective(x, labels, 4, 1e-13, lambda y, _: normalized_cut_j1(y, labels)),
         lambda x: normalized_cut_j1(x, labels, num_labels=4),
     ):
         x = f.clone().requires_grad_()

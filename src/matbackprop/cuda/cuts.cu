@@ -13,15 +13,15 @@
 // partial (images, pieces, d + k, d + 1): [F | E]^T [F | 1] over a piece of the rows. Grid (images, pieces, tiles of d + k).
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     cut_sums(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ weights,
-             REAL* __restrict__ partial, int m, int d, int k, int piece, int labellings) {
+             REAL* __restrict__ partial, int m, int d, int k, int piece, int labelings) {
     __shared__ REAL left[DEPTH * LDT], right[DEPTH * LDT];
-    f += (long long)(blockIdx.x / labellings) * m * d;
+    f += (long long)(blockIdx.x / labelings) * m * d;
     labels += (long long)blockIdx.x * m;
-    if (weights) weights += (long long)(blockIdx.x / labellings) * m;
+    if (weights) weights += (long long)(blockIdx.x / labelings) * m;
     partial += (long long)(blockIdx.x * gridDim.y + blockIdx.y) * (d + k) * (d + 1);
     const int top = blockIdx.z * TILE, first = blockIdx.y * piece;
     const int end = first + piece < m ? first + piece : m;
-    Share share;
+    ProductTile tile;
     IN slot_l[SLOTS], slot_r[SLOTS];
     REAL slot_weight[SLOTS];
     int slot_label[SLOTS];
@@ -53,10 +53,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         }
         __syncthreads();
         if (start + DEPTH < end) fetch(start + DEPTH);  // prefetched while the tensor cores compute
-        share.add(left, right);
+        tile.add(left, right);
         __syncthreads();
     }
-    share.each([&](int i, int j, REAL value) {
+    tile.each([&](int i, int j, REAL value) {
         if (top + i < d + k && j <= d) partial[(long long)(top + i) * (d + 1) + j] = value;
     });
 }
@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     }
     __syncthreads();
     const bool converged = jacobi(a, v, rotations, values, order, d, z);
-    const REAL poison = converged ? (REAL)1 : (REAL)nan("");
+    const REAL nan_or_one = converged ? (REAL)1 : (REAL)nan("");
     if (threadIdx.x == 0) {
         REAL trace = 0;
         for (int r = 0; r < d; ++r) trace += values[r];
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         const int i = e / d, j = e % d;
         REAL sum = 0;
         for (int r = 0; r < d; ++r) sum += v[i * z.ldv + order[r]] * inverse[r] * v[j * z.ldv + order[r]];
-        p[e] = sum * poison;
+        p[e] = sum * nan_or_one;
     }
     __syncthreads();
     for (int e = threadIdx.x; e < k * d; e += blockDim.x) {
@@ -142,17 +142,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             trace += terms[2 * j + 1];
             regions += sums[(d + j) * (d + 1) + d] > 0;
         }
-        REAL own = common[1];
+        REAL square_norm = common[1];
         if (ridge > 0) {
-            own = 0;
+            square_norm = 0;
             for (int r = 0; r < d; ++r) {
-                const REAL share = values[r] * inverse[r];
-                own += share * share;
-                trace -= share * share * inverse[r];
+                const REAL fraction = values[r] * inverse[r];
+                square_norm += fraction * fraction;
+                trace -= fraction * fraction * inverse[r];
             }
         }
         common[2] = (REAL)ridge / d * trace;
-        value[blockIdx.x] = (IN)((REAL)0.5 * (own + regions) - aligned);
+        value[blockIdx.x] = (IN)((REAL)0.5 * (square_norm + regions) - aligned);
     }
     __syncthreads();
     for (int e = threadIdx.x; e < d * d; e += blockDim.x) {
@@ -161,8 +161,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         for (int j = 0; j < k; ++j) sum += sums[(d + j) * (d + 1) + d] * a_out[j * d + i] * a_out[j * d + c];
         if (ridge > 0) {
             for (int r = 0; r < d; ++r) {
-                const REAL share = values[r] * inverse[r];
-                sum += v[i * z.ldv + order[r]] * (share * inverse[r] * (1 - share)) * v[c * z.ldv + order[r]];
+                const REAL fraction = values[r] * inverse[r];
+                sum += v[i * z.ldv + order[r]] * (fraction * inverse[r] * (1 - fraction)) * v[c * z.ldv + order[r]];
             }
             if (i == c) sum += common[2];
         }
@@ -174,15 +174,15 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     cut_gradient(const IN* __restrict__ f, const long long* __restrict__ labels, const REAL* __restrict__ weights,
                  const REAL* __restrict__ a, const REAL* __restrict__ q, const IN* __restrict__ g, IN* __restrict__ out,
-                 int m, int d, int k, int labellings) {
+                 int m, int d, int k, int labelings) {
     REAL* q_tile = (REAL*)shared_memory;
     REAL* f_tile = q_tile + d * d;
     const int first = blockIdx.y * TILE, rows = first + TILE < m ? TILE : m - first;
     const REAL twice = 2 * (REAL)g[blockIdx.x];
-    f += ((long long)(blockIdx.x / labellings) * m + first) * d;
+    f += ((long long)(blockIdx.x / labelings) * m + first) * d;
     out += ((long long)blockIdx.x * m + first) * d;
     labels += (long long)blockIdx.x * m + first;
-    if (weights) weights += (long long)(blockIdx.x / labellings) * m + first;
+    if (weights) weights += (long long)(blockIdx.x / labelings) * m + first;
     a += (long long)blockIdx.x * k * d;
     q += (long long)blockIdx.x * d * d;
     for (int e = threadIdx.x; e < d * d; e += PRODUCT_THREADS) q_tile[e] = q[e];

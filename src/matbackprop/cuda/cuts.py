@@ -69,8 +69,8 @@ def forward(
     value = torch.empty(n, dtype=f.dtype, device=f.device)
     a = torch.empty((n, k, d), dtype=torch.float64, device=f.device)
     q = torch.empty((n, d, d), dtype=torch.float64, device=f.device)
-    own = torch.empty(n * (pieces * entries + entries + 2 * k), dtype=torch.float64, device=f.device)
-    partial = own.data_ptr()
+    scratch = torch.empty(n * (pieces * entries + entries + 2 * k), dtype=torch.float64, device=f.device)
+    partial = scratch.data_ptr()
     sums = partial + n * pieces * entries * _REAL_BYTES
     terms = sums + n * entries * _REAL_BYTES
     grid = (n, pieces, -(-(d + k) // TILE))
@@ -95,6 +95,13 @@ def gradient(g: Tensor, f: Tensor, labels: Tensor, weight: Tensor | None, a: Ten
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
 
 
+def _flattened(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Features ``(n/a, m, d)`` in float32 or float64, and regions ``(n, m)``."""
+    x = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
+    m, d = f.shape[-2:]
+    return x.reshape(-1, m, d).contiguous(), labels.reshape(-1, m).to(torch.int64).contiguous()
+
+
 def objective(
     f: Tensor,
     labels: Tensor,
@@ -116,10 +123,8 @@ def objective(
         general: the same operator without the kernels, of features ``(n/a, m, d)``, labels ``(n, m)`` and weights
             ``(n/a, m)``.
     """
-    m, d = f.shape[-2:]
-    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    regions = labels.reshape(-1, m).to(torch.int64).contiguous()
-    mass = None if weight is None else weight.reshape(-1, m).to(torch.float64).contiguous()
+    x, regions = _flattened(f, labels)
+    mass = None if weight is None else weight.reshape(x.shape[:2]).to(torch.float64).contiguous()
 
     def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         value, *factors = forward(x, regions, mass, k, ridge, tol)
@@ -128,12 +133,13 @@ def objective(
     def adjoint(g: Tensor, x: Tensor, a: Tensor, q: Tensor) -> Tensor:
         return gradient(g, x, regions, mass, a, q)
 
-    pair = Pair(kernels, adjoint, lambda x: general(x, regions, mass))
-    value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
+    value = call_pair(x, Pair(kernels, adjoint, lambda x: general(x, regions, mass)))
     return value.reshape(labels.shape[:-1]).to(f.dtype)
 
 
-def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Callable[[Tensor], Tensor]) -> Tensor:
+def degree_objective(
+    f: Tensor, labels: Tensor, k: int, tol: float, general: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
     """J₁ in the dtype of F ``(*b, m, d)``: J₂ of the features D⁻¹F with the degrees D as weights.
 
     Args:
@@ -141,11 +147,9 @@ def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Cal
         labels: regions ``(*b, m)``; rows with a label outside of 0 … k − 1 do not count.
         k: bound of the number of regions.
         tol: relative size of an eigenvalue of FᵀD⁻¹F that counts as zero.
-        general: the same operator without the kernels, of features ``(n, m, d)``.
+        general: the same operator without the kernels, of features ``(n, m, d)`` and labels ``(n, m)``.
     """
-    m, d = f.shape[-2:]
-    wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    regions = labels.reshape(-1, m).to(torch.int64).contiguous()
+    x, regions = _flattened(f, labels)
     counted = (regions >= 0) & (regions < k)
     place = torch.where(counted, regions, 0)
 
@@ -158,17 +162,16 @@ def degree_objective(f: Tensor, labels: Tensor, k: int, tol: float, general: Cal
         return value.to(x.dtype), (scaled, degree, total, a, q)
 
     def adjoint(g: Tensor, x: Tensor, scaled: Tensor, degree: Tensor, total: Tensor, a: Tensor, q: Tensor) -> Tensor:
-        own = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
+        mean = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
         rotated = scaled @ q
         b = scaled.mT @ (scaled * degree.unsqueeze(-1))
         fraction = ((a @ b) * a).sum(-1).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
         there = (degree > 0).to(g.dtype) * g.unsqueeze(-1)
         on_degree = (there * (fraction - (rotated * scaled).sum(-1))).unsqueeze(-1)
         rows = scaled * degree.unsqueeze(-1)
-        on_rows = 2 * there.unsqueeze(-1) * (rotated - own) + on_degree * total
+        on_rows = 2 * there.unsqueeze(-1) * (rotated - mean) + on_degree * total
         on_rows = (on_rows + (on_degree * rows).sum(-2, keepdim=True)) * counted.unsqueeze(-1)
         return on_rows.to(x.dtype)
 
-    pair = Pair(kernels, adjoint, general)
-    value = call_pair(wide.reshape(-1, m, d).contiguous(), pair)
+    value = call_pair(x, Pair(kernels, adjoint, lambda x: general(x, regions)))
     return value.reshape(labels.shape[:-1]).to(f.dtype)

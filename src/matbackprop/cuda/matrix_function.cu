@@ -60,11 +60,11 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 
 // out = left^T right for operands of `rows` rows of LDT entries each. out may alias an operand.
 __device__ void multiply(const REAL* left, const REAL* right, REAL* out, int rows) {
-    Share share;
+    ProductTile tile;
     __syncthreads();
-    for (int k = 0; k < rows && Share::row() < rows; k += DEPTH) share.add(left + k * LDT, right + k * LDT);
+    for (int k = 0; k < rows && ProductTile::row() < rows; k += DEPTH) tile.add(left + k * LDT, right + k * LDT);
     __syncthreads();
-    share.each([&](int i, int j, REAL value) {
+    tile.each([&](int i, int j, REAL value) {
         if (i < rows) out[i * LDT + j] = value;
     });
 }

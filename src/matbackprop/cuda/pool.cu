@@ -92,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     a += (long long)blockIdx.x * n * d;
     weights += (long long)blockIdx.x * n;
     c += (long long)blockIdx.x * d * d;
-    Share share;
+    ProductTile tile;
     REAL slot_l[SLOTS], slot_r[SLOTS];
     for (int start = 0; start < n; start += DEPTH) {
         fetch_rows(slot_l, a, start, n, row, d);
@@ -106,10 +106,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         store_rows(left, slot_l);
         store_rows(right, slot_r);
         __syncthreads();
-        share.add(left, right);
+        tile.add(left, right);
     }
     const REAL rest = form_rest(all_eps ? all_eps[blockIdx.x] : (REAL)one_eps);
-    share.each([&](int i, int j, REAL value) {
+    tile.each([&](int i, int j, REAL value) {
         i += row;
         j += column;
         if (i < d && j <= i) {
@@ -130,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     a += (long long)blockIdx.x * n * d;
     t += (long long)blockIdx.x * n * d;
     g += (long long)blockIdx.x * d * d;
-    Share share;
+    ProductTile tile;
     REAL slot_a[SLOTS];
     OUT slot_g[SLOTS], slot_m[SLOTS];
     fetch_columns(slot_a, a, 0, 0, n, d);
@@ -152,10 +152,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             fetch_rows(slot_m, g, following, d, column, d);
         }
         __syncthreads();
-        if (Share::row() < n) share.add(left, right);
+        if (ProductTile::row() < n) tile.add(left, right);
         __syncthreads();
     }
-    share.each([&](int i, int j, REAL value) {
+    tile.each([&](int i, int j, REAL value) {
         if (i < n && column + j < d) t[(long long)i * d + column + j] = value;
     });
 }
@@ -174,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     weights += (long long)blockIdx.x * n;
     vectors += (long long)blockIdx.x * n * n;
     mixing += (long long)blockIdx.x * TERMS * n * n;
-    Share projected, mixed;
+    ProductTile projected, mixed;
     REAL slot_l[SLOTS], slot_r[SLOTS];
     fetch_columns(slot_l, t, 0, 0, n, d);
     fetch_columns(slot_r, a, 0, 0, n, d);
@@ -186,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             fetch_columns(slot_l, t, start + DEPTH, 0, n, d);
             fetch_columns(slot_r, a, start + DEPTH, 0, n, d);
         }
-        if (Share::row() < n) projected.add(left, right);
+        if (ProductTile::row() < n) projected.add(left, right);
         __syncthreads();
     }
     projected.each([&](int i, int j, REAL value) {
@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         store_columns(left, slot_l);
         store_rows(right, slot_r);
         __syncthreads();
-        if (Share::row() < n) mixed.add(left, right);
+        if (ProductTile::row() < n) mixed.add(left, right);
     }
     mixed.each([&](int i, int j, REAL value) {
         if (i < n && j < n) mixing[i * n + j] = value;
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     const long long first = (long long)blockIdx.x * n * length;
     mixing += (long long)blockIdx.x * TERMS * n * n;
     const Rows<IN> x = rows_of(out, n, length);
-    Share share;
+    ProductTile tile;
     REAL slot_l[SLOTS], slot_r[SLOTS];
     for (int term = 0; term < TERMS; ++term) {
         for (int start = 0; start < n; start += DEPTH) {
@@ -231,10 +231,10 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
             store_rows(left, slot_l);
             store_rows(right, slot_r);
             __syncthreads();
-            if (Share::row() < n) share.add(left, right);
+            if (ProductTile::row() < n) tile.add(left, right);
         }
     }
-    share.each([&](int i, int j, REAL value) {
+    tile.each([&](int i, int j, REAL value) {
         j += column;
         if (i < n && j < length) out[first + (long long)i * x.next + (long long)j * x.step] = (IN)value;
     });

@@ -39,48 +39,48 @@ struct Strip {
 struct Weights {
     const WEIGHT* w;
     REAL total;
-    // share() is valid if `centred`
-    __device__ Weights(const WEIGHT* all, long long matrix, int m, const Strip& at, int centred) {
+    // fraction() is valid if `centered`
+    __device__ Weights(const WEIGHT* all, long long matrix, int m, const Strip& at, int centered) {
         w = all ? all + matrix * m : nullptr;
         total = m;
-        if (!w || !centred) return;
+        if (!w || !centered) return;
         total = at.sum([&](int i) { return (REAL)w[i]; });
         if (total == 0) total = 1;  // a region without weight has mean 0
     }
     __device__ REAL root(int i) const { return w ? sqrt((REAL)w[i]) : (REAL)1; }
-    __device__ REAL share(int i) const { return (w ? (REAL)w[i] : (REAL)1) / total; }
+    __device__ REAL fraction(int i) const { return (w ? (REAL)w[i] : (REAL)1) / total; }
 };
 
 // F -> R
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     pool_prepare(const IN* __restrict__ f, const WEIGHT* __restrict__ all_weights, REAL* __restrict__ rows, int regions,
-                 int centred, int m, int d) {
+                 int centered, int m, int d) {
     const Strip at(m, d);
-    const Weights weights(all_weights, at.matrix, m, at, centred);
+    const Weights weights(all_weights, at.matrix, m, at, centered);
     f += at.matrix / regions * m * d + at.column;
     rows += at.matrix * m * d + at.column;
     REAL mean = 0;
-    if (centred && weights.w) mean = at.sum([&](int i) { return weights.share(i) * (REAL)f[(long long)i * d]; });
-    if (centred && !weights.w) mean = at.sum([&](int i) { return (REAL)f[(long long)i * d]; }) / m;
+    if (centered && weights.w) mean = at.sum([&](int i) { return weights.fraction(i) * (REAL)f[(long long)i * d]; });
+    if (centered && !weights.w) mean = at.sum([&](int i) { return (REAL)f[(long long)i * d]; }) / m;
     for (int i = at.first; i < at.rows; i += at.step)
         rows[(long long)i * d] = weights.root(i) * ((REAL)f[(long long)i * d] - mean);
 }
 
 // dL/dR -> dL/dF, one block per image. The sum over the regions overwrites the first one.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS)
-    pool_prepare_gradient(REAL* g, const WEIGHT* __restrict__ all_weights, IN* __restrict__ out, int regions, int centred,
+    pool_prepare_gradient(REAL* g, const WEIGHT* __restrict__ all_weights, IN* __restrict__ out, int regions, int centered,
                           int m, int d) {
     const Strip at(m, d);
     REAL* sums = g + at.matrix * regions * m * d + at.column;
     out += at.matrix * m * d + at.column;
     for (int r = 0; r < regions; ++r) {
-        const Weights weights(all_weights, at.matrix * regions + r, m, at, centred);
+        const Weights weights(all_weights, at.matrix * regions + r, m, at, centered);
         const REAL* mine = sums + (long long)r * m * d;
         REAL on_mean = 0;
-        if (centred) on_mean = at.sum([&](int i) { return weights.root(i) * mine[(long long)i * d]; });
+        if (centered) on_mean = at.sum([&](int i) { return weights.root(i) * mine[(long long)i * d]; });
         for (int i = at.first; i < at.rows; i += at.step) {
             REAL value = weights.root(i) * mine[(long long)i * d];
-            if (centred) value -= weights.share(i) * on_mean;
+            if (centered) value -= weights.fraction(i) * on_mean;
             if (r > 0) value += sums[(long long)i * d];
             if (r + 1 < regions) sums[(long long)i * d] = value;
             else out[(long long)i * d] = (IN)value;

@@ -31,9 +31,9 @@ __device__ __forceinline__ void multiply_add(REAL (&c0)[2], REAL (&c1)[2], const
 }
 
 // A warp's part of a 64x64 tile: 16 rows from (warp / 2) * 16, 32 columns from (warp % 2) * 32.
-struct Share {
+struct ProductTile {
     REAL c[2][4][2];
-    __device__ Share() {
+    __device__ ProductTile() {
         for (int p = 0; p < 2; ++p)
             for (int q = 0; q < 4; ++q) c[p][q][0] = c[p][q][1] = 0;
     }

@@ -23,12 +23,12 @@ __device__ __forceinline__ void load_columns(REAL* tile, const Rows<T>& x, REAL 
 }
 
 // Distributes the 2x2 blocks of a product, and the columns it sums over, to the threads of a block: thread t processes
-// block `item` + `first` and every `share`-th column from `group` on, in passes of `width` blocks.
+// block `item` + `first` and every `stride`-th column from `group` on, in passes of `width` blocks.
 struct Split {
-    int width, share, item, group;
+    int width, stride, item, group;
     __device__ explicit Split(int blocks) {
         width = blocks < blockDim.x ? blocks : blockDim.x;
-        share = blockDim.x / width;
+        stride = blockDim.x / width;
         item = threadIdx.x % width;
         group = threadIdx.x / width;
     }
@@ -38,7 +38,7 @@ struct Split {
 __device__ __forceinline__ void add_products(REAL (&sum)[4], const REAL* x, const REAL* y, int ldt, int columns,
                                              const Split& split) {
 #pragma unroll 4
-    for (int c = split.group; c < columns; c += split.share) {
+    for (int c = split.group; c < columns; c += split.stride) {
         const REAL x0 = x[c * ldt], x1 = x[c * ldt + 1], y0 = y[c * ldt], y1 = y[c * ldt + 1];
         sum[0] += x0 * y0;
         sum[1] += x0 * y1;
@@ -49,11 +49,11 @@ __device__ __forceinline__ void add_products(REAL (&sum)[4], const REAL* x, cons
 
 // Sums of the groups, in the threads of the first. scratch: 4 blockDim.x numbers, used if there are several groups.
 __device__ __forceinline__ void add_groups(REAL (&sum)[4], REAL* scratch, const Split& split) {
-    if (split.share == 1) return;
+    if (split.stride == 1) return;
     __syncthreads();
     for (int h = 0; h < 4; ++h) scratch[h * blockDim.x + threadIdx.x] = sum[h];
     __syncthreads();
-    for (int g = 1; split.group == 0 && g < split.share; ++g) {
+    for (int g = 1; split.group == 0 && g < split.stride; ++g) {
         for (int h = 0; h < 4; ++h) sum[h] += scratch[h * blockDim.x + threadIdx.x + g * split.width];
     }
 }

@@ -76,8 +76,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
             if (values[e / l] <= floor_value) y[e] = 0;
         }
         for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-        const Rows<REAL> turned = {y, l, l, 1};
-        gram(turned, (REAL)1, basis, a, k, z);
+        const Rows<REAL> rotated = {y, l, l, 1};
+        gram(rotated, (REAL)1, basis, a, k, z);
         int mixed = 0;
         for (int e = threadIdx.x; e < k * k; e += blockDim.x) {
             const int i = e / k, j = e % k;

@@ -68,9 +68,9 @@ extern "C" __global__ void __launch_bounds__(128)
 #pragma unroll
         for (int j = 0; j < L; ++j) rows[i].x[j] *= inverse;
     }
-    bool turned = !bad;
-    for (int sweep = 0; sweep < SWEEPS && turned; ++sweep) {
-        turned = false;
+    bool rotated = !bad;
+    for (int sweep = 0; sweep < SWEEPS && rotated; ++sweep) {
+        rotated = false;
         const double tolerance = sweep < STRICT_SWEEPS ? ORTHOGONAL : 8 * ORTHOGONAL;
 #pragma unroll
         for (int a = 0; a < K; ++a) {
@@ -81,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(128)
                 const double zeta = (bb - aa) / (2 * ab);
                 const double t = (zeta < 0 ? -1.0 : 1.0) / (fabs(zeta) + sqrt(1 + zeta * zeta));
                 if (t == 0) continue;  // one row is below the rounding error of the other
-                turned = true;
+                rotated = true;
                 const double c = 1 / sqrt(1 + t * t), s = c * t;
                 rotate_pair(rows[a].x, rows[b].x, c, s);
                 rotate_pair(rows[a].q, rows[b].q, c, s);
@@ -131,16 +131,16 @@ extern "C" __global__ void __launch_bounds__(128)
             for (int clearing = 0; clearing < 2; ++clearing) {
 #pragma unroll
                 for (int r = 0; r < i; ++r) {
-                    const double share = dot(rows[r].x, rows[i].x);
+                    const double overlap = dot(rows[r].x, rows[i].x);
 #pragma unroll
-                    for (int j = 0; j < L; ++j) rows[i].x[j] -= share * rows[r].x[j];
+                    for (int j = 0; j < L; ++j) rows[i].x[j] -= overlap * rows[r].x[j];
                 }
                 const double size = sqrt(dot(rows[i].x, rows[i].x));
 #pragma unroll
                 for (int j = 0; j < L; ++j) rows[i].x[j] /= size;
             }
         }
-        const double missing = bad || turned ? nan("") : 0;
+        const double missing = bad || rotated ? nan("") : 0;
         sigma[i] = norm * unit + missing;
         if (q_out != nullptr) sigma_out[i] = (IN)sigma[i];
 #pragma unroll

@@ -147,12 +147,13 @@ def normalized_cut_j1(
         plain = lam is None and images.weight is None and not images.annotators
         if plain and images.dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
             _, bad = _degrees(images.rows(), None, images.checked)
+            k = images.num_labels
             value = cut_kernels.degree_objective(
                 images.f,
                 images.labels,
-                images.num_labels,
+                k,
                 tol,
-                lambda x: _j1(images._replace(f=x, labels=images.labels.flatten(end_dim=-2), checked=False), None, tol),
+                lambda x, regions: _j1(LabeledImages(x, regions, None, k, images.dtype), None, tol),
             )
             return nan_where(bad, value)
         return images.average(_j1(images, lam, tol))
