@@ -213,8 +213,8 @@ def distance(
             regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
             tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
             # Each branch gets the identity for matrices of the other: NaN second derivatives pass through 0 · NaN.
-            others = (torch.where(singular, m, eye) for m in (x, y))
-            out = torch.where(given.definite, regular, squared_bures_distance(*others, tolerance))
+            other = squared_bures_distance(torch.where(singular, x, eye), torch.where(singular, y, eye), tolerance)
+            out = torch.where(given.definite, regular, other)
         else:
             out = form.squared_distance(x, y)
         if not squared:
