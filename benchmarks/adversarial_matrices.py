@@ -70,9 +70,9 @@ def summary(records: list[Record], seed: int) -> Record:
 def table(result: Record) -> str:
     """The counts by kind of matrix and by mode, and the command and revision, in Markdown."""
     lines = [f"| | {' | '.join(VERDICTS)} |", "| --- |" + " ---: |" * len(VERDICTS)]
-    rows = [*result["kinds"].items(), *result.get("modes", {}).items(), ("**all**", result["verdicts"])]
+    rows = [*result["kinds"].items(), *result["modes"].items(), ("**all**", result["verdicts"])]
     lines += [f"| {name} | {' | '.join(str(counts.get(v, 0)) for v in VERDICTS)} |" for name, counts in rows]
-    noticed = ", ".join(f"{dtype} {count}" for dtype, count in result.get("mutated answers noticed", {}).items())
+    noticed = ", ".join(f"{dtype} {count}" for dtype, count in result["mutated answers noticed"].items())
     origin = f"`{result['command']}` at {result['revision'][:7]}, torch {result['torch']}, {result['processor']}."
     return "\n".join([*lines, "", f"Mutated answers noticed: {noticed}.", "", origin, ""])
 

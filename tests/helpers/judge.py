@@ -543,7 +543,7 @@ class Judge:
         allowed += (2.5 if name == "second" else 1) * eps * abs(center)  # common factors; a sum of rounded terms
         self.note = " ".join(mpmath.nstr(x, 8) for x in (total, center, allowed, spread))
         if not mpmath.isfinite(total):  # right if an entry of the gradient is beyond the range
-            least = min((p for p in map(_peak, velocities) if p), default=1.0)
+            least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
         if allowed > abs(center) / 2 + tiny:
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
