@@ -166,7 +166,7 @@ class Draw:
 def make(seed: int, number: int, mode: str | None = None) -> tuple[Problem, str]:
     """The problem of a number, and its kind; consecutive numbers cycle through the rows."""
     row = ROWS[number % len(ROWS)]
-    kind = KINDS[(number // len(ROWS) + number) % len(KINDS)]
+    kind = KINDS[(number // len(ROWS) + number % len(ROWS)) % len(KINDS)]
 
     def drawn(kind: str, calm: bool) -> tuple[Draw, list[np.ndarray]]:
         draw = Draw(seed, number, kind, row.complex > 0)
