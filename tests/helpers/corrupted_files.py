@@ -439,7 +439,7 @@ def _fields(folder: Path) -> None:
     (folder / "more.json").write_text(json.dumps({"engine": {"seed": 3}, "data": {"made": 6}, "data.side": 12}))
 
 
-CHECK = "data check @ --threads 1"
+CHECK = "data check @"
 EVALUATE = "evaluate segmentations @/segs --ground-truth @/truth --workers 1 --csv @/out/scores.csv"
 CLASSIFY = "classify @/photo.png --model @/model --device cpu"
 SEGMENT = "segment @/photo.png --model @/model --side 48 --out @/out --device cpu"

@@ -21,14 +21,12 @@ class Check:
 
     root: Annotated[Path, tyro.conf.Positional]
     """Folder of the data set."""
-    threads: int = 4
-    """Files read at once."""
 
 
 def check(config: Check) -> dict[str, Any]:
     from matbackprop.vision.data.check import check_dataset
 
-    result = check_dataset(config.root, threads=config.threads)
+    result = check_dataset(config.root)
     print(f"{config.root}: {result.layout.upper()}'s layout")
     for name, count in result.counts.items():
         print(f"  {count:>8} {name}")

@@ -48,7 +48,7 @@ def test_layouts(clean, tmp_path):
 
 
 def test_clean_sets_are_good(clean):
-    assert check_dataset(clean / "coco", threads=1).good
+    assert check_dataset(clean / "coco").good
     assert check_dataset(clean / "bsds").good
 
 

@@ -52,9 +52,9 @@ def find_layout(root: str | Path) -> str:
     )
 
 
-def check_dataset(root: str | Path, *, threads: int = 4) -> CheckResult:
-    """Check a data set of either layout in several threads; see :func:`check_bsds` and :func:`check_coco`."""
-    with ThreadPoolExecutor(max(threads, 1)) as pool:
+def check_dataset(root: str | Path) -> CheckResult:
+    """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`."""
+    with ThreadPoolExecutor(4) as pool:
         return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), pool.map)
 
 

@@ -246,6 +246,18 @@ def _rescale(image: Image) -> Picture:
     return Picture(pixels, (low, high))
 
 
+def _match(pattern: Path) -> list[Path]:
+    """Files that a pattern matches. ``**`` does not follow links, and wildcards do not match hidden names."""
+    top = Path(pattern.anchor)
+    relative = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
+    try:
+        paths = sorted(top.glob(str(relative)))
+    except ValueError as error:
+        raise DataError(f"{pattern} is not a valid pattern: {error}.") from None
+    hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)
+    return [path for path, skip in zip(paths, hidden, strict=True) if path.is_file() and not skip]
+
+
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
     """List the pictures of files, folders and patterns.
 
@@ -267,7 +279,7 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
                 raise DataError(f"The folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
-            matches = [path for path in map(Path, sorted(glob.glob(str(source), recursive=True))) if path.is_file()]
+            matches = _match(source)
             if not matches:
                 raise DataError(f"Nothing matches {source}.")
             paths += matches
