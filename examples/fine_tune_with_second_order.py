@@ -139,7 +139,7 @@ def changed(model: nn.Module, system: str, side: int, reduce: int, device: torch
     return replace_pool(model, example, first_order=system == "both", reduce=reduce, channel_dropout=0.1)
 
 
-def main(output: Path, *, made: int = 96, seeds: int = 1) -> dict[str, dict[str, list[float]]]:
+def main(output: Path, *, generate: int = 96, seeds: int = 1) -> dict[str, dict[str, list[float]]]:
     """Train both networks, draw the figure, and return the errors by network and system, one per seed."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     coco = device.type == "cuda" and (Path(os.environ.get("MATBACKPROP_DATA", "/nowhere")) / "coco").is_dir()
@@ -148,7 +148,7 @@ def main(output: Path, *, made: int = 96, seeds: int = 1) -> dict[str, dict[str,
         regions, first, more, width, depth, reduce = RegionSet(data, 2, device), 15, 5, 64, 2, 128
         side, patch = regions.side, 8
     else:
-        data = RegionDataConfig(made=made, side=32, canvas=32, jitter=2, batch_size=16)
+        data = RegionDataConfig(generate=generate, side=32, canvas=32, jitter=2, batch_size=16)
         regions, first, more, width, depth, reduce = RegionSet(data, 1, device), 6, 3, 8, 1, 16
         side, patch = regions.side, 8
     errors: dict[str, dict[str, list[float]]] = {}

@@ -173,7 +173,7 @@ class Bsds500:
 
     def folder(self) -> Path:
         """The folder of the images."""
-        return dataset_folder("BSDS500", self.config.data.root, self.config.data.made, self.config.data.cache)
+        return dataset_folder("BSDS500", self.config.data.root, self.config.data.generate, self.config.data.cache)
 
     def work(self, row: str, seed: int) -> Path:
         """The run folder of a training."""
@@ -185,7 +185,7 @@ class Bsds500:
         root = join_splits(self.folder(), config.splits, config.data.cache or default_cache_folder())
         engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
         engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
-        data = {"root": str(root), "made": 0, "split": "final", "limit": config.data.limit}
+        data = {"root": str(root), "generate": 0, "split": "final", "limit": config.data.limit}
         fields = {f"{part}.{name}": v for part, d in (("engine", engine), ("data", data)) for name, v in d.items()}
         return merge(RECIPES["contours"].preset(row), {**fields, **config.overrides()})
 

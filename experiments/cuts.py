@@ -131,7 +131,7 @@ class Cuts:
         """Score the images, unless they are scored already."""
         config = self.config
         weights = hashlib.sha256((model_folder(config.model) / "model.safetensors").read_bytes()).hexdigest()[:16]
-        root = dataset_folder("BSDS500", config.data.root, config.data.made, config.data.cache)
+        root = dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache)
         configuration = {"alphas": config.alphas, "images": config.images, "limit": config.data.limit,
                          "sigma": SIGMA, "vectors": VECTORS, "levels": len(LEVELS)}  # fmt: skip
         provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.images,)),

@@ -48,7 +48,7 @@ class Images:
 
     root: Path | None = None
     """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
-    made: int = 0
+    generate: int = 0
     """Number of synthetic training images, instead of reading the folder."""
     cache: Path | None = None
     """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""

@@ -18,7 +18,7 @@ HUGE = str(10**30)
 SEGMENT = "segment @/photo.png --out @/out --model none"
 CLASSIFY = "classify @/photo.png"
 SCORE = "evaluate segmentations @/maps --ground-truth @/maps"
-TRAIN = "train o2p --preset smoke --data.made 4 --run @/out"
+TRAIN = "train o2p --preset smoke --data.generate 4 --run @/out"
 
 CASES = [
     (f"{SEGMENT} --side 1", "side must be at least 2 pixels, got 1"),

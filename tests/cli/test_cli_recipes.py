@@ -9,9 +9,9 @@ from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.run_folder import RunFolder
 
 SHORT = {
-    "o2p": ["--data.made", "12", "--data.batch-size", "8"],
-    "ncuts": ["--data.made", "8", "--data.workers", "1"],
-    "contours": ["--data.made", "8"],
+    "o2p": ["--data.generate", "12", "--data.batch-size", "8"],
+    "ncuts": ["--data.generate", "8", "--data.workers", "1"],
+    "contours": ["--data.generate", "8"],
 }
 """What makes a smoke run even shorter."""
 

@@ -54,7 +54,7 @@ def test_degenerate_gradients(tmp_path):
 @pytest.mark.slow
 def test_fine_tune_with_second_order(tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
-    errors = _load("fine_tune_with_second_order").main(tmp_path / "figure.png", made=64)
+    errors = _load("fine_tune_with_second_order").main(tmp_path / "figure.png", generate=64)
     assert list(errors) == ["ResNet", "ViT"]
     assert all(list(systems) == ["first order", "second order", "both"] for systems in errors.values())
     assert max(errors["ResNet"]["first order"]) < 60  # chance is above 80

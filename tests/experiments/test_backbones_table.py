@@ -32,7 +32,7 @@ def test_one_command_fills_the_table(tmp_path, monkeypatch):
         out=tmp_path / "backbones",
         rows=("alexnet-frozen-first", "alexnet-frozen-log", "alexnet-fine-first"),
         data=RegionDataConfig(
-            cache=tmp_path / "cache", made=12, side=56, canvas=67, background="keep", threads=0, batch_size=4
+            cache=tmp_path / "cache", generate=12, side=56, canvas=67, background="keep", threads=0, batch_size=4
         ),
         trials=1,
         frozen_epochs=1,

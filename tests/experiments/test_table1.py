@@ -27,7 +27,7 @@ def config(cache, tmp_path, monkeypatch):
     return Config(
         out=tmp_path / "table1",
         rows=("alexnet", "o2p"),
-        data=RegionDataConfig(cache=cache, made=12, side=56, canvas=67, jitter=3, batch_size=16, threads=0),
+        data=RegionDataConfig(cache=cache, generate=12, side=56, canvas=67, jitter=3, batch_size=16, threads=0),
         trials=2,
         fine_epochs=2,
         fine_seeds=2,
@@ -86,8 +86,8 @@ def test_only_the_best_row_of_a_group_is_trained(config):
 
 
 OTHER_SETTINGS = {
-    "data": {"data": RegionDataConfig(made=12, side=56, canvas=67, jitter=4, batch_size=16, threads=0)},
-    "images": {"data": RegionDataConfig(made=8, side=56, canvas=67, jitter=3, batch_size=16, threads=0)},
+    "data": {"data": RegionDataConfig(generate=12, side=56, canvas=67, jitter=4, batch_size=16, threads=0)},
+    "images": {"data": RegionDataConfig(generate=8, side=56, canvas=67, jitter=3, batch_size=16, threads=0)},
     "override": {"override": ("model.hidden=32", "model.reduce=6", "model.weights=none")},
     "epochs": {"fine_epochs": 3},
     "weights": {"override": ("model.hidden=16", "model.reduce=6", "model.weights=some.safetensors")},

@@ -30,7 +30,7 @@ def cache(tmp_path_factory):
 def small(folder, cache, **changes):
     options = {"rows": (PLAIN, DEEP, SPAN), "weights": "none", "seeds": (0, 1), "workers": 1, "accelerator": "cpu"}
     options["override"] = ("engine.max_epochs=1", "data.workers=1")
-    return Config(out=folder / "out", data=Images(made=6, cache=cache, limit=3), **(options | changes))
+    return Config(out=folder / "out", data=Images(generate=6, cache=cache, limit=3), **(options | changes))
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_a_group_is_trained_once_and_only_for_missing_rows(tmp_path, cache, monk
 def test_baselines_are_rows_of_the_same_table(tmp_path, cache):
     rows = ("one_region", "fixed_grids", "humans")
     config = baselines.Config(
-        out=tmp_path / "out", data=Images(made=6, cache=cache, limit=3), rows=rows, workers=1, accelerator="cpu"
+        out=tmp_path / "out", data=Images(generate=6, cache=cache, limit=3), rows=rows, workers=1, accelerator="cpu"
     )
     baselines.main(config)
     best = {key: Table2(config).finished(key)[0]["metrics"]["scores"]["paper_best"] for key in rows}

@@ -368,7 +368,7 @@ def _trained(recipe: str) -> Path:
     """A run folder, trained once."""
     folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     os.environ["MATBACKPROP_CACHE"] = str(folder / "cache")
-    short = {"o2p": "--data.made 6 --data.batch-size 6", "ncuts": "--data.made 4 --data.workers 1"}[recipe]
+    short = {"o2p": "--data.generate 6 --data.batch-size 6", "ncuts": "--data.generate 4 --data.workers 1"}[recipe]
     words = (
         f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard --profile {short} --run @/run"
     )
@@ -436,7 +436,7 @@ def _prepare(name: str) -> Callable[[Path], None]:
 def _fields(folder: Path) -> None:
     _run("o2p")(folder)
     (folder / "fields.toml").write_text("engine.seed = 3\n[data]\nmade = 6\nside = 12\n[optimizer]\nrate = 0.1\n")
-    (folder / "more.json").write_text(json.dumps({"engine": {"seed": 3}, "data": {"made": 6}, "data.side": 12}))
+    (folder / "more.json").write_text(json.dumps({"engine": {"seed": 3}, "data": {"generate": 6}, "data.side": 12}))
 
 
 CHECK = "data check @"
@@ -475,7 +475,7 @@ READERS: dict[str, Reader] = {
         ("run/config.json", "run/versions.json", "run/metrics.jsonl", "run/checkpoints/*", "run/summary.json"),
         (
             command(
-                "train o2p --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard --data.made 6 "
+                "train o2p --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard --data.generate 6 "
                 "--data.batch-size 6 --run @/run --resume --no-report"
             ),
         ),

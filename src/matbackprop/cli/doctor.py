@@ -84,7 +84,7 @@ def _devices() -> dict[str, str]:
 def _data() -> dict[str, str]:
     root = os.environ.get("MATBACKPROP_DATA")
     if not root:
-        report = {"MATBACKPROP_DATA": "not set. Recipes need --data.root or generated data (--data.made)."}
+        report = {"MATBACKPROP_DATA": "not set. Recipes need --data.root or generated data (--data.generate)."}
     elif not Path(root).is_dir():
         report = {"MATBACKPROP_DATA": f"{root} is not a folder."}
     else:

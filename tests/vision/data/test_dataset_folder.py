@@ -6,15 +6,15 @@ from matbackprop.errors import DataError
 from matbackprop.vision.data.cache import dataset_folder
 
 
-def _folder(tmp_path, root=None, made=0):
-    return dataset_folder("coco", root, made, tmp_path / "cache")
+def _folder(tmp_path, root=None, generate=0):
+    return dataset_folder("coco", root, generate, tmp_path / "cache")
 
 
 def test_synthetic_images_are_written_once_and_override_a_root(tmp_path):
-    folder = _folder(tmp_path, root=tmp_path, made=3)
+    folder = _folder(tmp_path, root=tmp_path, generate=3)
     assert [len(list((folder / "images" / split).iterdir())) for split in ("train", "val")] == [3, 1]
     (folder / "mark.txt").write_text("kept")
-    assert (_folder(tmp_path, made=3) / "mark.txt").read_text() == "kept"
+    assert (_folder(tmp_path, generate=3) / "mark.txt").read_text() == "kept"
     assert [p.name for p in (tmp_path / "cache").iterdir()] == ["shapes-coco-3"]
 
 
@@ -26,5 +26,5 @@ def test_the_root_option_overrides_the_variable(tmp_path, monkeypatch):
 
 def test_a_missing_data_set_names_the_options(tmp_path, monkeypatch):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
-    with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*holds coco/.*--data\.made"):
+    with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*holds coco/.*--data\.generate"):
         _folder(tmp_path)

@@ -14,7 +14,7 @@ from matbackprop.vision.inference.loading import load_model
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 
-TRAIN = ["--preset", "smoke", "--data.made", "8", "--engine.run", "OUT/run"]
+TRAIN = ["--preset", "smoke", "--data.generate", "8", "--engine.run", "OUT/run"]
 
 CASES = {
     "unknown backbone": (

@@ -71,7 +71,7 @@ def test_loss_ignores_what_few_annotators_drew():
 def test_training_with_averaged_weights_lowers_the_validation_loss(tmp_path):
     changes = {"engine.run": str(tmp_path / "run"), "engine.max_epochs": 6, "engine.report": False,
                "engine.progress": False, "engine.tensorboard": False, "data.cache": str(tmp_path),
-               "data.made": 16, "train.average_from": 5, "train.average": 0.8}  # fmt: skip
+               "data.generate": 16, "train.average_from": 5, "train.average": 0.8}  # fmt: skip
     run = run_recipe(RECIPES["contours"], merge(CONTOURS_PRESETS["smoke"], changes), preset="smoke")
     losses = [line["val/loss"] for line in run.read_metrics() if "val/loss" in line]
     assert losses[-1] < losses[0]
@@ -86,7 +86,7 @@ def test_the_threshold_is_chosen_on_held_out_images(tmp_path, split, val, expect
     if not val:
         images = BSDS(tmp_path, "val").root / "images"
         (images / "val").rename(images / "other")
-    changes = {"data.root": str(tmp_path), "data.made": 0, "data.split": split}
+    changes = {"data.root": str(tmp_path), "data.generate": 0, "data.split": split}
     chosen = threshold_images(ContoursData(merge(CONTOURS_PRESETS["smoke"], changes)))
     assert (chosen.split, len(chosen)) == expected
 

@@ -163,10 +163,10 @@ def test_every_recipe_has_the_presets_and_they_round_trip_through_json(name):
 @pytest.mark.parametrize("name", ["o2p", "ncuts", "contours"])
 def test_a_data_folder_turns_generated_images_off(name, tmp_path):
     smoke = get_recipe(name).preset("smoke")
-    assert smoke.data.made > 0
+    assert smoke.data.generate > 0
     chosen = cli_train.parse(name, ["--data.root", str(tmp_path)], "train")
-    assert chosen.config.data.root == tmp_path and chosen.config.data.made == 0
-    assert merge(smoke, {"data.root": str(tmp_path)}).data.made == 0
+    assert chosen.config.data.root == tmp_path and chosen.config.data.generate == 0
+    assert merge(smoke, {"data.root": str(tmp_path)}).data.generate == 0
 
 
 def test_another_backbone_without_taps_takes_its_last_map():

@@ -105,8 +105,8 @@ def test_ddp_with_one_process_equals_auto_and_resumes(tmp_path, environment):
 
 
 RECIPES = {
-    "o2p": {"data.made": 8, "data.batch_size": 4},
-    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1, "train.schedule": "constant"},
+    "o2p": {"data.generate": 8, "data.batch_size": 4},
+    "ncuts": {"data.generate": 8, "data.batch_size": 2, "data.workers": 1, "train.schedule": "constant"},
 }
 
 
@@ -138,7 +138,7 @@ def test_cuda_graphs_of_steps_do_not_change_results(tmp_path, preset, monkeypatc
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # equal up to rounding
     actual = []
     for graphs in (True, False):
-        changes = {"data.made": 8, "data.cache": str(tmp_path / "cache")}
+        changes = {"data.generate": 8, "data.cache": str(tmp_path / "cache")}
         changes |= {"model.weights": "none", "model.hidden": 16, "model.dropout": 0.0, "model.channels": 8}
         changes |= {"engine.run": str(tmp_path / f"run-{graphs}"), "engine.max_epochs": 3, "engine.accelerator": "gpu"}
         changes |= {"engine.log_every": 3, "engine.report": False, "train.graphs": graphs}

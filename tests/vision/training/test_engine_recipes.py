@@ -9,8 +9,8 @@ from matbackprop.vision.training.config import get_recipe
 from matbackprop.vision.training.engine import fit, seed_all
 
 CASES = {
-    "o2p": {"data.made": 8, "data.batch_size": 4},
-    "ncuts": {"data.made": 8, "data.batch_size": 2, "data.workers": 1},
+    "o2p": {"data.generate": 8, "data.batch_size": 4},
+    "ncuts": {"data.generate": 8, "data.batch_size": 2, "data.workers": 1},
 }
 ENGINE = {
     "max_epochs": 2,

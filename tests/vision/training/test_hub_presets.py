@@ -35,7 +35,7 @@ def hub(tmp_path, monkeypatch):
     ("o2p", "resnet50"), ("o2p", "dinov2"), ("contours", "resnet50"), ("contours", "dinov2"),
 ])  # fmt: skip
 def test_a_preset_on_a_network_of_the_hub_trains_from_its_published_weights(hub, recipe, preset):
-    changes = {"engine.run": str(hub / "run"), "engine.max_epochs": 1, "engine.accelerator": "cpu", "data.made": 8,
+    changes = {"engine.run": str(hub / "run"), "engine.max_epochs": 1, "engine.accelerator": "cpu", "data.generate": 8,
                "engine.precision": "32", "engine.report": False, "engine.tensorboard": False, "data.cache": str(hub),
                "engine.progress": False, "engine.validate_every": 1}  # fmt: skip
     if recipe == "o2p":

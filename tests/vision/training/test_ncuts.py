@@ -268,7 +268,7 @@ def test_the_first_command_lowers_the_loss(tmp_path):
 def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
     config = tiny(rate=1e-2, score_images=1)
     config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)
-    config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", made=6, batch_size=2)
+    config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", generate=6, batch_size=2)
     config.data.workers = 1
     run = run_recipe(RECIPES["ncuts"], config)
     metrics = run.read_metrics()
@@ -281,7 +281,7 @@ def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
 
 def test_tuning_and_final_splits(tmp_path):
     config = tiny()
-    config.data = dataclasses.replace(config.data, cache=tmp_path, made=6, workers=1)
+    config.data = dataclasses.replace(config.data, cache=tmp_path, generate=6, workers=1)
     data = NCutsData(config)
     assert (len(data.training), len(data.validation)) == (4, 2)
     training, validation = ([image.id for image in part] for part in (data.training, data.validation))
@@ -303,7 +303,7 @@ def test_groups_of_parameters():
 
 def test_labels_follow_the_grid_of_any_map(tmp_path):
     config = tiny("paper-alexnet-relu5")
-    config.data = dataclasses.replace(config.data, made=2, cache=tmp_path)
+    config.data = dataclasses.replace(config.data, generate=2, cache=tmp_path)
     config.model = dataclasses.replace(config.model, taps=("relu1",))
     image = NCutsData(config).training[0]
     assert image.grid.shape[1:] == NCutsModule(config).model.grid(image.size)

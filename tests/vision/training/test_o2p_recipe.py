@@ -37,7 +37,7 @@ def config(cache, tmp_path):
             "engine.tensorboard": False,
             "engine.progress": False,
             "data.cache": cache.as_posix(),
-            "data.made": 12,
+            "data.generate": 12,
             "data.side": 56,
             "data.canvas": 67,
             "data.batch_size": 8,

@@ -23,7 +23,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def words(tmp_path, cache):
-    return ["--data.made", "8", "--data.cache", cache, "--run", str(tmp_path / "run"), "--max-epochs", "1"]
+    return ["--data.generate", "8", "--data.cache", cache, "--run", str(tmp_path / "run"), "--max-epochs", "1"]
 
 
 def saved(folder, words):

@@ -129,38 +129,38 @@ def open_cache(path: str | Path) -> Cache:
     return Cache(path, arrays, meta)
 
 
-def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, made: int, cache: Path | None) -> Path:
+def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, generate: int, cache: Path | None) -> Path:
     """Return the folder of a recipe's data set: generated, given by the user, or under ``MATBACKPROP_DATA``.
 
     Args:
         name: folder under ``MATBACKPROP_DATA``, and the layout.
         root: folder given by the user, or None.
-        made: number of training images to generate instead, with fewer validation images; 0 for none.
+        generate: number of training images to generate instead, with fewer validation images; 0 for none.
         cache: folder of generated images; None for the default cache.
 
     Raises:
         DataError: there is no data set.
 
     Example:
-        >>> dataset_folder("coco", Path("somewhere"), made=0, cache=None).name
+        >>> dataset_folder("coco", Path("somewhere"), generate=0, cache=None).name
         'somewhere'
     """
-    if made:
+    if generate:
         from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
 
-        folder = (cache or default_cache_folder()) / f"shapes-{name.lower()}-{made}"
+        folder = (cache or default_cache_folder()) / f"shapes-{name.lower()}-{generate}"
         if not folder.exists():
             with atomic_folder(folder) as scratch:
                 if name == "coco":
-                    write_shapes_coco(scratch, train=made, val=max(made // 4, 1))
+                    write_shapes_coco(scratch, train=generate, val=max(generate // 4, 1))
                 else:
-                    write_shapes_bsds(scratch, train=made, val=max(made // 2, 1))
+                    write_shapes_bsds(scratch, train=generate, val=max(generate // 2, 1))
         return folder
     if root is not None:
         return root
     if "MATBACKPROP_DATA" not in os.environ:
         raise DataError(
             f"No data set was given. Pass --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
-            f"folder that holds {name}/, or generate images with --data.made 64."
+            f"folder that holds {name}/, or generate images with --data.generate 64."
         )
     return Path(os.environ["MATBACKPROP_DATA"]) / name

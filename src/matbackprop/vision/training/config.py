@@ -178,7 +178,7 @@ class DatasetConfig:
 
     root: Path | None = None
     """Folder of the data: COCO's layout for o2p, BSDS500's otherwise. Default: that set in $MATBACKPROP_DATA."""
-    made: Annotated[int, Field(ge=0, le=100_000)] = 0
+    generate: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of training images to generate (colored and textured shapes). Ignored if ``root`` is set."""
     cache: Path | None = None
     """Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
@@ -186,13 +186,13 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         if self.root is not None:
-            self.made = 0
+            self.generate = 0
 
     def folder(self) -> Path:
         """Return the folder to read. Generated images are written first."""
         from matbackprop.vision.data.cache import dataset_folder
 
-        return dataset_folder(self.layout, self.root, self.made, self.cache)
+        return dataset_folder(self.layout, self.root, self.generate, self.cache)
 
 
 @configuration
@@ -276,7 +276,7 @@ O2P_PRESETS = {
         EngineConfig(
             max_epochs=8, monitor="val/error", log_every=4, gradient_clip=10.0, accelerator="cpu", devices="1"
         ),
-        RegionDataConfig(made=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
+        RegionDataConfig(generate=96, side=80, canvas=99, jitter=5, batch_size=16, threads=0),
         RegionModelConfig(
             head="o2p_fc", weights="none", taps=("relu5",), reduce=32, hidden=64, dropout=0.2, feature_scale=1.0
         ),
@@ -422,7 +422,7 @@ def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCu
 def _ncuts_smoke() -> NCutsConfig:
     config = _soft("alexnet-relu5", epochs=6)
     config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
-    config.data = dataclasses.replace(config.data, made=24, batch_size=4)
+    config.data = dataclasses.replace(config.data, generate=24, batch_size=4)
     config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
     return config
 
@@ -501,7 +501,7 @@ CONTOURS_PRESETS = {
         engine=dataclasses.replace(
             _CONTOURS_ENGINE, max_epochs=4, precision="32", log_every=1, accelerator="cpu", devices="1"
         ),
-        data=ContourDataConfig(made=24, batch_size=4, crop=64),
+        data=ContourDataConfig(generate=24, batch_size=4, crop=64),
         model=ContourModelConfig("alexnet", ("relu1", "relu2", "relu5"), "none", zoom=1.0, width=12, stem=6),
     ),
     "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),

@@ -123,7 +123,7 @@ def _train(
     """Train the smallest preset of a recipe; return its run, and its score before and after."""
     engine = {"run": str(config.run / recipe), "seed": config.seed, "max_epochs": config.epochs, "overwrite": True}
     engine |= {"accelerator": "cpu", "tensorboard": False, "report": False}
-    fields = {"engine": engine, "data.made": images, "data.cache": str(config.run / "cache")}
+    fields = {"engine": engine, "data.generate": images, "data.cache": str(config.run / "cache")}
     settings = merge(RECIPES[recipe].preset("smoke"), fields)
     seed_all(config.seed)
     system, data = RECIPES[recipe].build(settings)
