@@ -103,11 +103,6 @@ def apply_directly(function: type[Function], *arguments: Any) -> Any:
     return super(Function, function).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
 
 
-def scaled(tensors: list[Tensor], factor: Tensor) -> tuple[Tensor, ...]:
-    """All tensors times a scalar, in one launch."""
-    return tuple(torch._foreach_mul(tensors, factor))
-
-
 def current_device() -> int:
     """Return the index of the current CUDA device, without checks that cost more than a launch."""
     return torch._C._cuda_getDevice()

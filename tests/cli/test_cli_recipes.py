@@ -10,7 +10,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 SHORT = {
     "o2p": ["--data.generate", "12", "--data.batch-size", "8"],
-    "ncuts": ["--data.generate", "8", "--data.workers", "1"],
+    "ncuts": ["--data.generate", "8"],
     "contours": ["--data.generate", "8"],
 }
 """What makes a smoke run even shorter."""

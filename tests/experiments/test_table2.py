@@ -29,7 +29,7 @@ def cache(tmp_path_factory):
 
 def small(folder, cache, **changes):
     options = {"rows": (PLAIN, DEEP, SPAN), "weights": "none", "seeds": (0, 1), "workers": 1, "accelerator": "cpu"}
-    options["override"] = ("engine.max_epochs=1", "data.workers=1")
+    options["override"] = ("engine.max_epochs=1", "data.threads=1")
     return Config(out=folder / "out", data=Images(generate=6, cache=cache, limit=3), **(options | changes))
 
 
@@ -95,11 +95,11 @@ def test_a_group_is_trained_once_and_only_for_missing_rows(tmp_path, cache, monk
     assert trained == ["paper-alexnet-relu5"]
     Table2(dataclasses.replace(config, seeds=(0, 1))).train()
     assert len(trained) == 2
-    for changes in ({"override": ("engine.max_epochs=2", "data.workers=1")}, {"boundary": True}):
+    for changes in ({"override": ("engine.max_epochs=2", "data.threads=1")}, {"boundary": True}):
         Table2(dataclasses.replace(config, **changes)).train()
     Table2(dataclasses.replace(config, data=dataclasses.replace(config.data, limit=2))).train()
     assert len(trained) == 5
-    Table2(dataclasses.replace(config, override=("engine.max_epochs=1", "data.workers=2"))).train()
+    Table2(dataclasses.replace(config, override=("engine.max_epochs=1", "data.threads=2"))).train()
     assert len(trained) == 5  # the number of processes changes no number
 
 

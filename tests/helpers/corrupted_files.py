@@ -368,7 +368,7 @@ def _trained(recipe: str) -> Path:
     """A run folder, trained once."""
     folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     os.environ["MATBACKPROP_CACHE"] = str(folder / "cache")
-    short = {"o2p": "--data.generate 6 --data.batch-size 6", "ncuts": "--data.generate 4 --data.workers 1"}[recipe]
+    short = {"o2p": "--data.generate 6 --data.batch-size 6", "ncuts": "--data.generate 4"}[recipe]
     words = (
         f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard --profile {short} --run @/run"
     )

@@ -27,10 +27,10 @@ from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
 from helpers.two_processes import run_two
 from matbackprop.cli import _Signals
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
-from matbackprop.vision.data.bsds import prepare_images
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.engine import RunInterrupted
 from matbackprop.vision.training.run_folder import RunFolder
+from matbackprop.vision.workers import parallel_map
 
 OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2, "log_every": 3}
 STEPS = 12
@@ -356,7 +356,7 @@ def one_process_of_two_killed(folder, draw):
 
 
 def worker_killed(folder, draw):
-    """A process that prepares images is killed: an error gives the reason, and the preparation can be repeated."""
+    """A process that reads images is killed: an error gives the reason, and reading can be repeated."""
     (folder / "read").mkdir()
     data, after = TracedImages(folder / "read", 60), draw.randrange(4, 30)
 
@@ -368,13 +368,13 @@ def worker_killed(folder, draw):
     thread = threading.Thread(target=kill)
     thread.start()
     try:
-        prepare_images(data, 16, workers=2)
+        list(parallel_map(data.__getitem__, range(60), workers=2))
         raise AssertionError("nobody noticed")
     except WorkerError as error:
         assert "SIGKILL" in str(error)
     finally:
         thread.join()
-    assert len(prepare_images(data, 16)) == 60
+    assert len(list(parallel_map(data.__getitem__, range(60), workers=2))) == 60
 
 
 FAULTS = {

@@ -10,7 +10,7 @@ from matbackprop.vision.training.engine import fit, seed_all
 
 CASES = {
     "o2p": {"data.generate": 8, "data.batch_size": 4},
-    "ncuts": {"data.generate": 8, "data.batch_size": 2, "data.workers": 1},
+    "ncuts": {"data.generate": 8, "data.batch_size": 2},
 }
 ENGINE = {
     "max_epochs": 2,

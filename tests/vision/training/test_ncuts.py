@@ -1,27 +1,19 @@
 """The recipe of DeepNCuts: preparation, batches, augmentation, losses, training and presets."""
 
 import dataclasses
-import os
-import signal
-import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 
-from helpers.slow_images import TracedImages
 from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import from_json, merge, to_json
 from matbackprop.vision.data.bsds import (
-    BSDS,
     BSDSSample,
     pad_stack,
     prepare_image,
-    prepare_images,
 )
-from matbackprop.vision.data.shapes import write_shapes_bsds
 from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.training.config import (
@@ -74,33 +66,6 @@ def test_prepared_grids_have_the_label_of_most_of_each_cell():
             for x in range(8):
                 inside = truth[a][8 * y : 8 * y + 8, 8 * x : 8 * x + 8].flatten()
                 assert (inside == one.grid[a, y, x]).sum() == inside.bincount().max()
-
-
-@pytest.mark.slow
-def test_preparing_images_stops_at_an_interrupt(tmp_path):
-    (tmp_path / "read").mkdir()
-    data = TracedImages(tmp_path / "read", 200)
-
-    def interrupt():
-        while data.read() < 6:
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        prepare_images(data, 16, workers=2)
-    stopped = data.read()
-    time.sleep(0.2)
-    assert data.read() == stopped < 40  # only those being read at that time
-
-
-def test_few_images_are_prepared_without_processes(tmp_path, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("a pool of processes was started")
-
-    monkeypatch.setattr("concurrent.futures.ProcessPoolExecutor", refuse)
-    root = write_shapes_bsds(tmp_path / "bsds", train=3, val=1, size=(40, 56))
-    assert len(prepare_images(BSDS(root, "train"), 16, workers=2)) == 3
 
 
 def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
@@ -266,22 +231,21 @@ def test_the_first_command_lowers_the_loss(tmp_path):
 
 @pytest.mark.slow
 def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
-    config = tiny(rate=1e-2, score_images=1)
+    config = tiny(rate=1e-2)
     config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)
     config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", generate=6, batch_size=2)
-    config.data.workers = 1
     run = run_recipe(RECIPES["ncuts"], config)
     metrics = run.read_metrics()
     values = [m["val/objective"] for m in metrics if "val/objective" in m]
     assert len(values) == 6 and values[-1] < values[0]
     names = {name for m in metrics for name in m}
-    assert {"layer/rank", "layer/soft_rank", "layer/eigen_max", "layer/gradient_norm", "val/loss", "val/best"} <= names
+    assert {"layer/rank", "layer/soft_rank", "layer/eigen_max", "layer/gradient_norm", "val/loss"} <= names
     assert (run.path / "figures" / "segmentations.png").exists()
 
 
 def test_tuning_and_final_splits(tmp_path):
     config = tiny()
-    config.data = dataclasses.replace(config.data, cache=tmp_path, generate=6, workers=1)
+    config.data = dataclasses.replace(config.data, cache=tmp_path, generate=6)
     data = NCutsData(config)
     assert (len(data.training), len(data.validation)) == (4, 2)
     training, validation = ([image.id for image in part] for part in (data.training, data.validation))
@@ -292,12 +256,12 @@ def test_tuning_and_final_splits(tmp_path):
 
 
 def test_groups_of_parameters():
-    module = NCutsModule(tiny("paper-alexnet-relu5", schedule="constant"))
+    module = NCutsModule(tiny("paper-alexnet-relu5"))
     optimizer, _ = module.optimizers(10)
-    assert [g["lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
+    assert [g["max_lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
     held = sum(p.numel() for g in optimizer.param_groups for p in g["params"])
     assert held == sum(p.numel() for p in module.parameters())
-    frozen, _ = NCutsModule(tiny("small", schedule="constant", backbone_rate=0.0)).optimizers(10)
+    frozen, _ = NCutsModule(tiny("small", backbone_rate=0.0)).optimizers(10)
     assert len(frozen.param_groups) == 1
 
 
@@ -320,8 +284,8 @@ def test_presets_survive_json(name):
 def test_the_papers_recipe():
     config = NCUTS_PRESETS["paper"]
     assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
-    assert (config.train.optimizer, config.train.schedule, config.engine.max_epochs) == ("adamw", "one-cycle", 4)
-    assert (config.train.backbone_rate, config.train.rate) == (1e-4, 1e-3)
+    train = config.train
+    assert (train.backbone_rate, train.rate, train.decay, config.engine.max_epochs) == (1e-4, 1e-3, 5e-4, 4)
 
 
 @pytest.mark.parametrize("objective", ["j2", "soft"])

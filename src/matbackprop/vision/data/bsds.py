@@ -18,7 +18,6 @@ from matbackprop.vision.data.label_files import index_label_files, read_label_ma
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
-from matbackprop.vision.workers import parallel_map
 
 # The splits of BSDS300 as folders of BSDS500.
 _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
@@ -283,9 +282,6 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
     return starts // size, starts // cells, lengths
 
 
-_FEW = 32  # below this many images, starting processes does not pay
-
-
 @dataclass(frozen=True)
 class PreparedImage:
     """One image with its human maps on a grid.
@@ -315,17 +311,10 @@ def prepare_image(sample: BSDSSample, stride: int) -> PreparedImage:
     return PreparedImage(sample.id, sample.image.numpy(), grid)
 
 
-def _prepare(task: tuple[BSDS, int, int]) -> PreparedImage:
-    data, index, stride = task
-    return prepare_image(data[index], stride)
-
-
-def prepare_images(data: BSDS, stride: int, *, workers: int = 0) -> list[PreparedImage]:
-    """Read all images with their human maps on the grid of a stride, in ``workers`` processes."""
-    tasks = [(data, i, stride) for i in range(len(data))]
-    # One image per task, for progress and so that a signal is handled after at most one image per process.
-    prepared = parallel_map(_prepare, tasks, workers if len(tasks) >= _FEW else 0)
-    return list(track(prepared, "Preparing images", len(tasks)))
+def prepare_images(data: BSDS, stride: int) -> list[PreparedImage]:
+    """Read all images with their human maps on the grid of a stride."""
+    samples = (data[i] for i in range(len(data)))
+    return [prepare_image(sample, stride) for sample in track(samples, "Preparing images", len(data))]
 
 
 def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:

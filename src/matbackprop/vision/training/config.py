@@ -345,32 +345,22 @@ class ImageDataConfig(SegmentedDataConfig):
     """Mirror half the images in training."""
     jitter: Fraction = 0.0
     """Maximum relative change of brightness, contrast and saturation in training."""
-    workers: Threads = 0
-    """Processes that prepare images; 0: one per core, at most 16."""
     threads: Threads = 2
     """Threads that read batches."""
 
 
 @configuration
 class ObjectiveConfig:
-    """Objective and optimizer."""
+    """Objective, and AdamW with one cycle."""
 
     objective: Literal["j1", "j2", "soft"] = "j2"
     """The paper's J1 or J2, or the soft projector."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """SGD with momentum .9, or AdamW."""
     rate: PositiveRate = 1e-3
     """Learning rate of the new layers."""
     backbone_rate: Rate = 1e-4
     """Learning rate of the backbone; 0 freezes it."""
     decay: Rate = 5e-4
     """Weight decay."""
-    schedule: Literal["constant", "one-cycle"] = "constant"
-    """Schedule of the learning rate."""
-    graphs: bool = True
-    """Replay steps of one image as CUDA graphs (one GPU, precision 32, objective j2 or soft)."""
-    score_images: Natural = 0
-    """Validation images to segment and score (covering, best and average) at each validation."""
 
 
 @configuration
@@ -398,7 +388,6 @@ def _paper(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, log_every=20),
         model=NCutsModelConfig(variant=variant, zoom=zoom),  # type: ignore[arg-type]
-        train=ObjectiveConfig(optimizer="adamw", schedule="one-cycle"),
     )
 
 
@@ -408,14 +397,7 @@ def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCu
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
         data=ImageDataConfig(batch_size=8, jitter=0.2),
         model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
-        train=ObjectiveConfig(
-            objective="soft",
-            optimizer="adamw",
-            rate=1e-3,
-            backbone_rate=backbone_rate,
-            decay=1e-2,
-            schedule="one-cycle",
-        ),
+        train=ObjectiveConfig("soft", backbone_rate=backbone_rate, decay=1e-2),
     )
 
 

@@ -11,7 +11,10 @@ from pydantic import Field
 from rich.console import Console
 
 from matbackprop.vision.configuration import Count, Natural, configuration, merge
+from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.inference import segment
+from matbackprop.vision.inference.image_sets import segment_images
+from matbackprop.vision.metrics.evaluation import evaluate_segmentations
 from matbackprop.vision.report.figures import segmentation_grid
 from matbackprop.vision.report.html import Page
 from matbackprop.vision.report.tables import Table
@@ -141,7 +144,11 @@ def _accuracy(system: Any, data: Any) -> float:
 
 
 def _covering(system: Any, data: Any) -> float:
-    return float(data.score(system.model.eval(), _SCORED)["paper_average"])
+    found = segment_images(system.model, data.validation[:_SCORED]).labels
+    truth = BSDS(data.config.folder(), "train", ids=list(found))
+    segmentations = {name: list(maps) for name, maps in found.items()}
+    scores = evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in found})
+    return float(scores["paper_average"])
 
 
 def _segment_photographs(path: Path) -> dict[str, int]:

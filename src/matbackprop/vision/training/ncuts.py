@@ -11,37 +11,28 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.cuda import cuts
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
-from matbackprop.vision.devices import processors
-from matbackprop.vision.inference.image_sets import segment_images
-from matbackprop.vision.metrics.evaluation import evaluate_segmentations
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
-from matbackprop.vision.training.graphs import GraphedLoss
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System, two_rates
-
-MAX_GRAPHS = 4
-"""Maximum number of image sizes for which steps are captured as CUDA graphs."""
 
 # ------------------------------------------------------------------------------------------------------------- images
 
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
     """Read all images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), labels on a grid."""
-    workers = config.workers or min(16, processors())
-    return prepare_images(BSDS(config.folder(), split), stride, workers=workers)
+    return prepare_images(BSDS(config.folder(), split), stride)
 
 
 def split_images(
@@ -67,11 +58,10 @@ class PreparedSource:
 
     def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
         self.images, self.config, self.seed = images, config, seed
-        self.num_labels, self.annotators = 1, 1
+        self.num_labels = 1
         for image in images:
             if len(image.grid) == 0:
                 raise DataError(f"Image {image.id!r} has no ground truth. Remove it from training and validation.")
-            self.annotators = max(self.annotators, len(image.grid))
             self.num_labels = max(self.num_labels, int(image.grid.max()) + 1)
 
     def __len__(self) -> int:
@@ -156,13 +146,6 @@ class NCutsData(Data):
             return None
         return EpochLoader(PreparedSource(self.validation, None, 0), 1, shuffle=False)
 
-    def score(self, model: DeepNCuts, count: int) -> dict[str, float]:
-        """Return the scores of the clusterings of the first ``count`` validation images."""
-        images = self.validation[:count]
-        segmentations = {name: list(maps) for name, maps in segment_images(model, images).labels.items()}
-        truth = BSDS(self.config.folder(), "train", ids=list(segmentations))
-        return evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in segmentations})
-
     def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
         """Augment on the device."""
         return augment(batch)
@@ -183,22 +166,8 @@ def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.
     return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
 
 
-class _GridObjective(nn.Module):
-    """The objective of a batch as a function of its tensors alone, for a CUDA graph."""
-
-    def __init__(self, module: NCutsModule, num_labels: int) -> None:
-        super().__init__()
-        self.model = module.model
-        self.compute = lambda image, grid: module.loss({"image": image, "grid": grid, "num_labels": num_labels})[0]
-
-    def forward(self, image: Tensor, grid: Tensor) -> Tensor:
-        return self.compute(image, grid)
-
-
 class NCutsModule(System):
     """The network with the objective, averaged over annotators and images, and curves of the spectrum."""
-
-    graphs: GraphedLoss | None = None
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
@@ -207,32 +176,9 @@ class NCutsModule(System):
         self.model.freeze_backbone(config.train.backbone_rate == 0)
 
     def start(self, data: NCutsData) -> None:
-        """Choose the memory layout for tensor cores, and capture steps as CUDA graphs if possible."""
+        """Choose the memory layout for tensor cores."""
         if self.device.type == "cuda":
-            torch.backends.cudnn.benchmark = not self.config.engine.deterministic
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
-            self.graphs = self._capture(data)
-
-    def _capture(self, data: NCutsData) -> GraphedLoss | None:
-        """Return the loss as CUDA graphs, one for each image size; None if not supported."""
-        config = self.config
-        alone = self.processes == 1 and config.engine.strategy == "auto" and config.engine.accumulate == 1
-        plain = config.data.batch_size == 1 and config.engine.precision == "32"
-        kernels = config.train.objective != "j1" and cuts.takes(self.model.channels, self.device)
-        if not (config.train.graphs and alone and plain and kernels):
-            return None
-        source = PreparedSource(data.training, data.config, data.seed)
-        sizes = sorted({image.size for image in source.images})
-        if len(sizes) > MAX_GRAPHS:
-            return None
-        samples = []
-        for size in sizes:
-            image = torch.rand(1, 3, *size, device=self.device)
-            grid = torch.randint(2, (1, source.annotators, *self.model.grid(size)), device=self.device)
-            samples.append((image, grid))
-        self.model.train()
-        self.annotators = source.annotators
-        return GraphedLoss(_GridObjective(self, source.num_labels), samples)
 
     def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Return rows of F (b, m, d) and labels (b, a, m)."""
@@ -256,16 +202,9 @@ class NCutsModule(System):
 
     def training_step(self, batch: dict[str, Any]) -> Tensor:
         """Return the mean objective; record rank, spectrum and gradient every ``log_every`` steps."""
-        logged = self.step % self.config.engine.log_every == 0
-        if self.graphs is not None and not logged:
-            image, grid = batch["image"], batch["grid"]
-            grid = nnf.pad(grid, (0, 0, 0, 0, 0, self.annotators - grid.shape[1]), value=-1)
-            total = self.graphs(image, grid)
-            self.record("train/objective", total)
-            return total
         total, f = self.loss(batch)
         self.record("train/objective", total)
-        if logged:
+        if self.step % self.config.engine.log_every == 0:
             for name, value in self.spectrum(f.detach()).items():
                 self.record(f"layer/{name}", value)
             if f.requires_grad:
@@ -292,24 +231,11 @@ class NCutsModule(System):
         for name in ("loss", "objective"):
             self.record(f"val/{name}", total, len(batch["image"]))
 
-    def validation_end(self, data: NCutsData) -> dict[str, float]:
-        """Return the scores of ``score_images`` segmented held-out images."""
-        if not self.config.train.score_images:
-            return {}
-        scores = data.score(self.model, self.config.train.score_images)
-        return {f"val/{name}": scores[f"paper_{name}"] for name in ("best", "average")}
-
-    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Return SGD or AdamW with two learning rates."""
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        """Return AdamW with one cycle and two learning rates."""
         train = self.config.train
         groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
-        common: dict[str, Any] = {"weight_decay": train.decay, "fused": self.device.type == "cuda"}
-        if train.optimizer == "sgd":
-            optimizer: torch.optim.Optimizer = torch.optim.SGD(groups, momentum=0.9, **common)
-        else:
-            optimizer = torch.optim.AdamW(groups, **common)
-        if train.schedule == "constant":
-            return optimizer, None
+        optimizer = torch.optim.AdamW(groups, weight_decay=train.decay, fused=self.device.type == "cuda")
         rates = [group["lr"] for group in groups]
         return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
 
