@@ -1,9 +1,9 @@
 """Backbones × systems: classification of COCO's regions by first order, second order and both.
 
 Tuned, trained and compared like the rows of :mod:`experiments.table1`; every row is compared with first order on the
-same backbone. In the frozen rows only the classifier (and the exponent of a power) is trainable, and the maps of the
-backbone are computed once per process. In the fine-tuned rows second order's projection and the last layers of the
-backbone are trainable too, with the setting that the frozen row's trials chose.
+same backbone. In the frozen rows only the classifier (and the exponent of a power) is trainable. In the fine-tuned rows
+second order's projection and the last layers of the backbone are trainable too, with the setting that the frozen row's
+trials chose.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ log = logging.getLogger("matbackprop")
 
 ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
 """Fields of the engine that change numbers."""
-PLACES = ("root", "cache", "threads", "resident")
+PLACES = ("root", "cache", "threads")
 """Fields of the data that name a place or a process count; the content of the data is hashed."""
 NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints": False, "tensorboard": False,
                                 "progress": False, "report": False}  # fmt: skip

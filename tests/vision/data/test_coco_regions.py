@@ -280,13 +280,6 @@ def test_placements_depend_on_seed_and_epoch_only():
     assert not cr.draw_placements(50, seed=1, epoch=2, jitter=4, flip=False)[:, 2].any()
 
 
-def test_balancing_makes_classes_equally_likely():
-    labels = np.array([0] * 90 + [2] * 10)
-    weights = cr.balancing_weights(labels)
-    assert weights.sum() == pytest.approx(1)
-    assert weights[labels == 0].sum() == pytest.approx(0.5)
-
-
 def test_held_out_regions_share_no_image_with_the_others():
     ids = np.random.default_rng(0).integers(0, 50, 400)
     fit, tune = cr.hold_out_images(ids)

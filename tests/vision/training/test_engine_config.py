@@ -78,7 +78,6 @@ def test_wrong_data_name_the_field(data, message):
         ("o2p", "optimizer.momentum", 1.0),
         ("o2p", "optimizer.label_smoothing", 1.5),
         ("o2p", "data.batch_size", 0),
-        ("o2p", "data.hold_out", 1),
         ("ncuts", "train.rate", -0.01),
         ("ncuts", "train.decay", float("inf")),
         ("contours", "data.scale", [1.0, -1.0]),

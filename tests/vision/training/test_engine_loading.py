@@ -79,13 +79,6 @@ def test_fewer_items_than_a_batch_are_repeated_to_fill_it():
     assert sorted(batch.count(i) for i in range(3)) == [2, 3, 3]
 
 
-def test_weights_determine_the_sampling_frequency():
-    loader = EpochLoader(source(4), 4, weights=[0.0, 1.0, 0.0, 3.0])
-    drawn = list(itertools.chain(*(i for epoch in range(50) for i in indices(loader.read(epoch)))))
-    assert set(drawn) == {1, 3}
-    assert 2.0 < drawn.count(3) / drawn.count(1) < 4.5
-
-
 @pytest.mark.parametrize("options", [{"threads": 3}, {"threads": 1}])
 def test_readers_keep_the_order_and_the_global_generator(options):
     plain = indices(EpochLoader(source(30), 4, seed=2).read(0))
@@ -112,8 +105,6 @@ def test_bad_arguments():
         EpochLoader(source(4), 0)
     with pytest.raises(DataError, match="empty"):
         EpochLoader(source(0), 1)
-    with pytest.raises(ConfigurationError, match="weights for 4 items"):
-        EpochLoader(source(4), 1, weights=[1.0])
 
 
 def test_keyed_generators_differ_in_every_key():

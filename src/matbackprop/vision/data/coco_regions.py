@@ -245,17 +245,6 @@ def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: boo
     return np.concatenate([shifts, draw.integers(0, 2 if flip else 1, (count, 1))], axis=1)
 
 
-def balancing_weights(labels: np.ndarray) -> np.ndarray:
-    """Weights (n,) by which all present classes are drawn equally often.
-
-    Example:
-        >>> balancing_weights(np.array([0, 0, 2])).tolist()
-        [0.25, 0.25, 0.5]
-    """
-    counts = np.bincount(labels)
-    return 1.0 / (counts[labels] * np.count_nonzero(counts))
-
-
 @functools.lru_cache(maxsize=16)
 def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
     """Factor and offset that normalize bytes, cached on the device to avoid a synchronization."""
@@ -271,7 +260,6 @@ def place_regions(
     *,
     canvas: int = CANVAS,
     background: Background = "keep",
-    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """Gather regions, place them on the canvas, flip, mask and normalize them, on the device of ``store``.
 
@@ -282,7 +270,6 @@ def place_regions(
         placement: int64 (b, 3) shift down, shift right, flip.
         canvas: side of the output.
         background: ``"keep"`` keeps the pixels around the object, ``"mask"`` replaces them by the mean color.
-        dtype: of the results.
 
     Returns:
         Images (b, 3, canvas, canvas), normalized for ImageNet networks, zero outside the region's box, in channels-last
@@ -308,7 +295,7 @@ def place_regions(
     weight = mask if background == "mask" else inside.float()
     scale, shift = _normalization(device)
     image = (pixels[..., :3] * scale - shift) * weight.unsqueeze(-1)
-    return image.to(dtype).permute(0, 3, 1, 2), mask.to(dtype)
+    return image.permute(0, 3, 1, 2), mask
 
 
 @functools.lru_cache(maxsize=4)
@@ -336,7 +323,7 @@ class RegionSource:
         jitter: largest shift from the center of the canvas in pixels.
         flip: mirror half the regions.
         resident: keep the bytes of all regions on the device.
-        canvas, background, dtype: of the images, as in :func:`place_regions`.
+        canvas, background: of the images, as in :func:`place_regions`.
     """
 
     def __init__(
@@ -350,13 +337,12 @@ class RegionSource:
         resident: bool = False,
         canvas: int = CANVAS,
         background: Background = "keep",
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         if len(positions) == 0:
             raise DataError("No region is left. Check the split.")
         self.regions, self.positions = regions, np.asarray(positions)
         self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
-        self._placing: dict[str, Any] = {"canvas": canvas, "background": background, "dtype": dtype}
+        self._placing: dict[str, Any] = {"canvas": canvas, "background": background}
         self._placements: tuple[int, np.ndarray] | None = None
         self._sizes, self._labels = torch.from_numpy(regions.sizes), torch.from_numpy(regions.labels)
 

@@ -44,10 +44,7 @@ class RegionModelConfig:
     frozen: bool = False
     """Freeze the backbone and the projections: descriptors are computed once, only the head is trained."""
     train_from: str | None = None
-    (
-        "Freeze the backbone up to this map. Its maps are computed once, without jitter and mirroring; later layers "
-        "are trained."
-    )
+    """Freeze the backbone up to this map; later layers are trained."""
     hidden: Width = 4096
     """Width of the fully connected layers."""
     dropout: Fraction = 0.5

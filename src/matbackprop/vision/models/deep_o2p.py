@@ -17,7 +17,7 @@ may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -60,9 +60,7 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
 
 
 class Descriptor(nn.Module, ABC):
-    """Feature map → standardized descriptor: one mean per entry and one deviation, measured once, before training.
-
-    Subclasses compute the vector before standardization (:meth:`raw`).
+    """Feature map → vector, with the mean of each entry and one deviation, measured once, before training.
 
     Args:
         entries: length of the descriptor over one support.
@@ -92,25 +90,16 @@ class Descriptor(nn.Module, ABC):
         return inside if self.support == "mask" else torch.stack([inside, torch.ones_like(inside)], 1)
 
     @abstractmethod
-    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the vector (b, out_features) of a map before standardization."""
-
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the descriptor (b, out_features) of a map (b, c, h, w), with the mask (b, h, w) on its grid."""
-        return self.standardized(self.raw(features, mask))
+        """Return the vector (b, out_features) of a map (b, c, h, w), with the mask (b, h, w) on its grid."""
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """Return the descriptor of a result of :meth:`raw`."""
+        """Return the standardized descriptor of a vector."""
         return (vector - self.mean) / self.deviation
 
     @torch.no_grad()
-    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
-        """Measure mean and deviation on maps (b, c, h, w) with grid masks (b, h, w)."""
-        self.measure(torch.cat([self.raw(m, k) for m, k in zip(maps, masks, strict=True)]))
-
-    @torch.no_grad()
     def measure(self, vectors: Tensor) -> None:
-        """Measure mean and deviation of results (n, out_features) of :meth:`raw`."""
+        """Measure mean and deviation of vectors (n, out_features)."""
         vectors = vectors.double()
         self.mean.copy_(vectors.mean(0))
         self.deviation.copy_((vectors - vectors.mean(0)).square().mean().sqrt().clamp_min(1e-12).view(1))
@@ -118,10 +107,10 @@ class Descriptor(nn.Module, ABC):
 
 
 class FirstOrderVector(Descriptor):
-    """Feature map → standardized average of its cells over the support."""
+    """Feature map → average of its cells over the support."""
 
-    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the average of the cells (b, out_features) before standardization."""
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the average of the cells (b, out_features)."""
         cells = features.flatten(2).to(torch.promote_types(features.dtype, torch.float32))
         weights = self.weights(mask)
         if weights is None:
@@ -131,16 +120,15 @@ class FirstOrderVector(Descriptor):
 
 
 class SecondOrderVector(Descriptor):
-    """Feature map → second-order pooled, vectorized and standardized descriptor.
+    """Feature map → second-order pooled and vectorized descriptor.
 
     With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
-    triangle of C with off-diagonal entries times √2, minus a fixed mean, divided by a fixed deviation.
+    triangle of C with off-diagonal entries times √2.
 
     Args:
         channels: channels of the map.
         config: the fields from ``function`` on are used. With ``reduce`` the map is first projected by a 1×1
-            convolution, which starts on the leading principal directions of the features, measured by
-            :meth:`calibrate`.
+            convolution, which starts on the leading principal directions of the features (:meth:`project`).
         changes: fields that differ from ``config``.
     """
 
@@ -176,27 +164,21 @@ class SecondOrderVector(Descriptor):
             maps = self.reduce(maps)
         return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.config.feature_scale
 
-    def raw(self, features: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the vectorized triangle (b, out_features) before standardization."""
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the vectorized triangle (b, out_features)."""
         return self.layer(self.features(features), self.weights(mask)).flatten(1)
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """Return the descriptor of a result of :meth:`raw`."""
+        """Return the standardized descriptor of a vector, times ``vector_scale``."""
         return (vector - self.mean) * (self.config.vector_scale / self.deviation)
 
     @torch.no_grad()
-    def project(self, maps: list[Tensor]) -> None:
+    def project(self, maps: Iterable[Tensor]) -> None:
         """Initialize the projection with the leading principal directions of maps (b, c, h, w)."""
         if self.reduce is not None:
             moments = [torch.einsum("bchw,bdhw->cd", m.double(), m.double()) for m in maps]
             _, directions = batched_eigh(torch.stack(moments).sum(0))
             self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
-
-    @torch.no_grad()
-    def calibrate(self, maps: list[Tensor], masks: list[Tensor | None]) -> None:
-        """Initialize the projection, and measure mean and deviation on maps (b, c, h, w) with masks (b, h, w)."""
-        self.project(maps)
-        super().calibrate(maps, masks)
 
 
 def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
@@ -307,7 +289,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def _build_descriptors(self) -> None:
         config = self.config
         self.pooled = nn.ModuleList()
-        self.first: nn.Module | None = None
+        self.first: nn.Module = nn.Identity()  # fully connected layers, if the head has them
         self.average: FirstOrderVector | None = None
         self.vector_dropout = nn.Dropout(config.vector_dropout)
         self.average_dropout = nn.Dropout(config.input_dropout)
@@ -363,40 +345,14 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         """Return the descriptors with the names of their maps."""
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
-    def maps(self, image: Tensor, mask: Tensor | None = None, taps: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Return the maps (b, c, h, w) that are used, or ``taps``; channels of two views are concatenated."""
-        taps = self.used_maps if taps is None else taps
-        if self.config.two_views:
-            if mask is None:
-                raise ShapeError("two_views needs the regions' masks. Pass mask.")
-            image = torch.cat([image, image * mask.unsqueeze(1)])
-        maps = self.backbone(image, taps)
-        return {tap: self._side_by_side(both) for tap, both in maps.items()}
-
-    @property
-    def fixed_maps(self) -> list[str]:
-        """Maps that training does not change, as set by ``train_from``."""
-        start, order = self.config.train_from, list(self.backbone.taps)
-        if start is None or start not in order:  # after all used maps
-            return [] if start is None else self.used_maps
-        before = [tap for tap in self.used_maps if order.index(tap) <= order.index(start)]
-        return before if start in before or len(before) == len(self.used_maps) else [*before, start]
-
-    def maps_from(self, kept: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the used maps from :attr:`fixed_maps`."""
-        later = [tap for tap in self.used_maps if tap not in kept]
-        if not later:
-            return dict(kept)
-        assert self.config.train_from is not None
-        start = kept[self.config.train_from]
-        if self.config.two_views:
-            start = start.unflatten(1, (2, -1)).movedim(1, 0).flatten(0, 1)
-        found = self.backbone.maps_after(self.config.train_from, start, later)
-        return {**kept, **{tap: self._side_by_side(found[tap]) for tap in later}}
-
-    def _side_by_side(self, maps: Tensor) -> Tensor:
-        """Concatenate the channels of two views that are concatenated in the batch."""
-        return maps.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) if self.config.two_views else maps
+    def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return the maps (b, c, h, w) that are used; channels of two views are concatenated."""
+        if not self.config.two_views:
+            return self.backbone(image, self.used_maps)
+        if mask is None:
+            raise ShapeError("two_views needs the regions' masks. Pass mask.")
+        views = self.backbone(torch.cat([image, image * mask.unsqueeze(1)]), self.used_maps)
+        return {tap: both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, both in views.items()}
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
         """Return the map ``tap`` and the pixel mask (b, canvas, canvas) on its grid, or None if it is not used.
@@ -416,29 +372,30 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return all descriptors, concatenated, before standardization."""
-        return self.describe_maps(self.maps(image, mask), mask)
+        """Return the input (b, n) of :meth:`classify`: the descriptors before standardization, and the last map
+        if fully connected layers take it."""
+        maps = self.maps(image, mask)
+        parts = [one(*self.cells(maps, mask, tap)) for tap, one in self._inputs()]
+        if self._connects_map:
+            parts.append(maps[self.last].flatten(1))
+        return torch.cat(parts, -1)
 
-    def describe_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """Return the same for results of :meth:`maps`."""
-        return torch.cat([one.raw(*self.cells(maps, mask, tap)) for tap, one in self._inputs()], -1)
+    def _split(self, described: Tensor) -> list[Tensor]:
+        widths = [one.out_features for one in self.descriptors()]
+        rest = described.shape[-1] - sum(widths)
+        return list(described.split([*widths, rest] if self._connects_map else widths, -1))
 
     def classify(self, described: Tensor) -> Tensor:
-        """Return scores (b, classes) of results of :meth:`describe`, for heads without other inputs."""
-        parts = described.float().split([one.out_features for one in self.descriptors()], -1)
-        return self._scores([o.standardized(p) for o, p in zip(self.descriptors(), parts, strict=True)])
-
-    def _scores(self, descriptors: list[Tensor], last: Tensor | None = None) -> Tensor:
+        """Return scores (b, classes) of results of :meth:`describe`."""
+        dtype = self.classifier.weight.dtype
+        parts = self._split(described)
         drops = [self.vector_dropout] * len(self.pooled) + [self.average_dropout]
-        parts = [drop(vector) for drop, vector in zip(drops, descriptors, strict=False)]
-        if last is not None:
-            assert self.first is not None
-            parts.append(self.first(last.flatten(1)))
-        joined = torch.cat(parts, 1) if len(parts) > 1 else parts[0]
-        if self.config.head == "o2p_fc":
-            assert self.first is not None
-            joined = self.first(joined)
-        return self.classifier(joined)
+        for i, one in enumerate(self.descriptors()):
+            parts[i] = drops[i](one.standardized(parts[i]).to(dtype))
+        if self._connects_map:
+            parts[-1] = self.first(parts[-1].to(dtype))
+        joined = torch.cat(parts, 1)
+        return self.classifier(self.first(joined) if self.config.head == "o2p_fc" else joined)
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the scores of the classes.
@@ -450,42 +407,18 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         Returns:
             (b, classes), before the softmax.
         """
-        return self.classify_maps(self.maps(image, mask), mask)
-
-    def classify_maps(self, maps: Mapping[str, Tensor], mask: Tensor | None = None) -> Tensor:
-        """Return scores (b, classes) of results of :meth:`maps`."""
-        descriptors = []
-        for tap, one in self._inputs():
-            cells, inside = self.cells(maps, mask, tap)
-            descriptors.append(one(cells, inside).to(cells.dtype))
-        return self._scores(descriptors, maps[self.last] if self._connects_map else None)
+        return self.classify(self.describe(image, mask))
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Measure means, deviations and projections of the descriptors on batches (images, masks), once."""
-        self.calibrate_maps([(self.maps(image, mask), mask) for image, mask in batches])
-
-    @torch.no_grad()
-    def calibrate_maps(self, seen: Sequence[tuple[Mapping[str, Tensor], Tensor | None]]) -> None:
-        """Calibrate on results of :meth:`maps` with the masks."""
-        for tap, one in self._inputs():
-            if not bool(one.calibrated):
-                cells = [self.cells(maps, mask, tap) for maps, mask in seen]
-                one.calibrate([c for c, _ in cells], [m for _, m in cells])
-
-    @torch.no_grad()
-    def project(self, seen: Sequence[Mapping[str, Tensor]]) -> None:
-        """Initialize the projections on results of :meth:`maps`."""
+        """Initialize projections, and measure means and deviations of descriptors, on (images, masks), once."""
+        if all(bool(one.calibrated) for one in self.descriptors()):
+            return
         for tap, pooling in self.poolings().items():
-            pooling.project([self.cells(maps, None, tap)[0] for maps in seen])
-
-    @torch.no_grad()
-    def calibrate_described(self, described: Tensor) -> None:
-        """Measure means and deviations of results (n, …) of :meth:`describe`."""
-        parts = described.split([one.out_features for one in self.descriptors()], -1)
-        for one, part in zip(self.descriptors(), parts, strict=True):
-            if not bool(one.calibrated):
-                one.measure(part)
+            pooling.project(self.cells(self.maps(*batch), None, tap)[0] for batch in batches)
+        vectors = self._split(torch.cat([self.describe(*batch) for batch in batches]))
+        for one, part in zip(self.descriptors(), vectors, strict=False):
+            one.measure(part)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
         """Return optimizer groups: backbone at ``rate · backbone_factor``, head at ``rate``, scalars without decay."""

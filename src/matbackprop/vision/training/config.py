@@ -201,9 +201,10 @@ class RegionDataConfig(DatasetConfig):
 
     layout = "coco"
     split: Literal["final", "tuning"] = "final"
-    """final: train on all images, validate on val, keep the last weights. tuning: keep the best on held-out images."""
-    hold_out: Annotated[int, Field(ge=2)] = 5
-    """The tuning split holds out one in this many training images."""
+    (
+        "final: train on all images, validate on val, keep the last weights. tuning: hold out every fifth training "
+        "image, keep the best weights on those."
+    )
     missing_images: Literal["raise", "skip"] = "raise"
     """Action for missing or damaged image files."""
     side: Pixels = 200
@@ -218,16 +219,12 @@ class RegionDataConfig(DatasetConfig):
     """Mirror half the regions in training."""
     background: Background = "mask"
     """Keep the pixels around the object, or replace them by the mean color (mask)."""
-    sampling: Literal["natural", "balanced"] = "natural"
-    """Take each region once per epoch, or sample all classes equally often."""
     batch_size: Count = 100
     """Regions in a training batch, on each device."""
     validation_batch_size: Count = 500
     """Regions in a validation batch."""
-    resident: Literal["auto", "yes", "no"] = "auto"
-    """Keep all regions in GPU memory; auto: if they take at most a quarter of it."""
     threads: Threads = 4
-    """Threads that read batches if they are not resident."""
+    """Threads that read batches, unless all regions fit into a quarter of the GPU's memory."""
 
 
 @configuration

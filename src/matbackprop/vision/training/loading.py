@@ -7,7 +7,7 @@ runs use the same batches as a single one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -77,7 +77,6 @@ class EpochLoader:
         batch_size: items per process and batch.
         seed: seed of the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
-        weights: sample items with replacement in proportion to these, instead of taking each once.
         threads: threads that read ahead; 0 reads in the calling thread.
         pin_memory: copy batches to page-locked memory; None if CUDA is available.
 
@@ -94,7 +93,6 @@ class EpochLoader:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        weights: Sequence[float] | None = None,
         threads: int = 0,
         pin_memory: bool | None = None,
     ) -> None:
@@ -103,9 +101,6 @@ class EpochLoader:
         if len(source) == 0:
             raise DataError("The data source is empty. Check the data folder and the split.")
         self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle
-        if weights is not None and len(weights) != len(source):
-            raise ConfigurationError(f"There are {len(weights)} weights for {len(source)} items. Pass one per item.")
-        self.weights = None if weights is None else torch.tensor(weights, dtype=torch.float64)
         self.threads = threads
         self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.rank, self.world = 0, 1
@@ -124,8 +119,6 @@ class EpochLoader:
         """Return the indices of an epoch in order, int64 (n,), of all processes."""
         n = len(self.source)
         generator = generator_for(self.seed, epoch, 0x0EDE)
-        if self.weights is not None:
-            return torch.multinomial(self.weights, n, replacement=True, generator=generator)
         return torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
 
     def batches(self, epoch: int) -> list[Tensor]:

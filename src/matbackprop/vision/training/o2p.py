@@ -20,7 +20,7 @@ from matbackprop.vision.distributed import gather
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.vision.training.config import O2PConfig
 from matbackprop.vision.training.engine import evaluate
-from matbackprop.vision.training.regions import RegionBatch, RegionData, VectorBatch, fixed_features, region_sets
+from matbackprop.vision.training.regions import ImageBatch, RegionBatch, RegionData, VectorBatch, describe, region_sets
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import System
@@ -53,25 +53,15 @@ class RegionModule(System):
         """Return scores (b, classes)."""
         if isinstance(batch, VectorBatch):
             return self.model.classify(batch.vector)
-        return self.model.classify_maps(batch.maps(self.model), batch.mask)
+        return self.model(batch.image, batch.mask)
 
     def start(self, data: RegionData) -> None:
-        """Prepare the device and, in a new run, calibrate the descriptors."""
+        """Choose the memory layout and, in a new run, calibrate the descriptors on the first training batches."""
         if self.device.type == "cuda":
             self.model.backbone.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
-        self.calibrate(data)
-
-    @torch.no_grad()
-    def calibrate(self, data: RegionData) -> None:
-        """Measure the descriptors' means, deviations and projections on the first training batches, once."""
-        if all(bool(one.calibrated) for one in self.model.descriptors()):
-            return
         if self.model.trains_features:
             batches = data.first_batches(5, self.device)
-            self.model.calibrate_maps([(b.maps(self.model), b.mask) for b in batches if not isinstance(b, VectorBatch)])
-        else:
-            batches = data.first_batches(50, self.device)
-            self.model.calibrate_described(torch.cat([b.vector for b in batches if isinstance(b, VectorBatch)]))
+            self.model.calibrate([(b.image, b.mask) for b in batches if isinstance(b, ImageBatch)])
 
     def training_step(self, batch: RegionBatch) -> Tensor:
         """Return the mean cross-entropy of a batch."""
@@ -176,5 +166,5 @@ def build(config: O2PConfig) -> tuple[RegionModule, RegionData]:
     """Build the system and the data of a configuration."""
     regions = region_sets(config.data)
     model = build_model(config, regions[0].classes)
-    data = RegionData(config, regions, fixed_features(model, regions, config))
+    data = RegionData(config, regions, describe(model, regions, config))
     return RegionModule(config, model, data.validation_regions), data

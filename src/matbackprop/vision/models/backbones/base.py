@@ -117,16 +117,6 @@ class Backbone(nn.Module, ABC):
     def remove_after(self, tap: str) -> None:
         """Remove the layers after ``tap``, if any."""
 
-    def maps_after(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the maps ``taps`` computed from ``x``, the map ``tap``.
-
-        Raises:
-            ConfigurationError: the maps of this network are not computed one from another.
-        """
-        raise ConfigurationError(
-            f"{type(self).__name__} computes all maps together, not from {tap!r}. Use another backbone."
-        )
-
     def freeze(self, tap: str) -> None:
         """Freeze the layers up to a map."""
         self.check([tap])
@@ -169,17 +159,9 @@ class StagedBackbone(Backbone):
         """Compute a map from the previous one, or from the image."""
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the maps up to the last of ``taps``."""
-        return self._stages(0, image, taps)
-
-    def maps_after(self, tap: str, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the maps after ``tap`` up to the last of ``taps``."""
-        return self._stages(self.taps.index(tap) + 1, x, taps)
-
-    def _stages(self, first: int, x: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        last = max(self.taps.index(tap) for tap in taps)
-        maps: dict[str, Tensor] = {}
-        for tap in self.taps[first : last + 1]:
+        """Return the maps ``taps``."""
+        x, maps = image, {}
+        for tap in self.taps[: 1 + max(self.taps.index(tap) for tap in taps)]:
             x = self.stage(tap, x)
             if tap in taps:
                 maps[tap] = x
