@@ -410,12 +410,12 @@ def _regions(folder: Path) -> None:
 
 def _coco(folder: Path) -> None:
     write_shapes_coco(folder, train=2, val=1)
-    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nside = 12\ncanvas = 32\n')
+    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\ngenerate = 0\nside = 12\ncanvas = 32\n')
 
 
 def _bsds(folder: Path) -> None:
     write_shapes_bsds(folder, train=2, val=1, size=(48, 64))
-    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\nmade = 0\nworkers = 1\nsplit = "final"\n')
+    (folder / "fields.toml").write_text(f'[data]\nroot = "{folder}"\ngenerate = 0\nsplit = "final"\n')
 
 
 def _prepare(name: str) -> Callable[[Path], None]:
@@ -435,7 +435,7 @@ def _prepare(name: str) -> Callable[[Path], None]:
 
 def _fields(folder: Path) -> None:
     _run("o2p")(folder)
-    (folder / "fields.toml").write_text("engine.seed = 3\n[data]\nmade = 6\nside = 12\n[optimizer]\nrate = 0.1\n")
+    (folder / "fields.toml").write_text("engine.seed = 3\n[data]\ngenerate = 6\nside = 12\n[optimizer]\nrate = 0.1\n")
     (folder / "more.json").write_text(json.dumps({"engine": {"seed": 3}, "data": {"generate": 6}, "data.side": 12}))
 
 
