@@ -306,14 +306,14 @@ def test_kernels_of_matrix_functions_keep_the_second_order_and_nan():
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("annotators", [0, 3])
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j1, mb.normalized_cut_j2, mb.normalized_cut_soft])
-def test_cut_kernels_match_the_cpu(objective, annotators, weighted):
+def test_cuts_on_cuda_match_the_cpu(objective, annotators, weighted):
     generator = torch.Generator().manual_seed(2)
     f = torch.rand(5, 700, 12, generator=generator)
     labels = torch.randint(-1, 30, (5, *((annotators,) if annotators else ()), 700), generator=generator)
     weight = torch.rand(5, 700, generator=generator) if weighted else None
     there = None if weight is None else weight.cuda()
     x = f.cuda().requires_grad_()
-    assert cuts.applies(x, labels.cuda(), there)
+    assert cuts.applies(x, labels.cuda(), there, 0.0)
     value = objective(x, labels.cuda(), num_labels=30, weight=there)
     (actual,) = torch.autograd.grad(value.sum(), x)
     y = f.double().requires_grad_()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import cuda_on_cpu
-from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft, second_order_pool
+from matbackprop import normalized_cut_j2, normalized_cut_soft, second_order_pool
 from matbackprop.checks import is_plain
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
@@ -546,34 +546,3 @@ def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
         (exact,) = torch.autograd.grad(expected.sum(), x)
         torch.testing.assert_close(value[:, a].double(), expected.detach(), rtol=1e-6, atol=1e-6)
         assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()
-
-
-def test_j1_is_j2_of_features_over_degrees_with_degrees_as_weights(monkeypatch):
-    def solved(f, labels, weight, k, ridge, tol):
-        e = torch.nn.functional.one_hot(labels.clamp_min(0), k).to(f) * (labels >= 0).unsqueeze(-1)
-        c, s, n = (
-            f.mT @ (weight.unsqueeze(-1) * f),
-            f.mT @ (weight.unsqueeze(-1) * e),
-            (weight.unsqueeze(-1) * e).sum(-2),
-        )
-        inverse = torch.linalg.pinv(c, hermitian=True)
-        a = (s.mT @ inverse) / torch.where(n > 0, n, 1).unsqueeze(-1)
-        rank, trace = torch.linalg.matrix_rank(c), (a * s.mT).sum((-2, -1))
-        return 0.5 * (rank + (n > 0).sum(-1)) - trace, a, inverse @ s @ a
-
-    monkeypatch.setattr(cut_kernels, "forward", solved)
-    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", lambda *tensors: True)
-    generator = torch.Generator().manual_seed(0)
-    f = torch.rand(2, 30, 5, generator=generator, dtype=torch.float64)
-    f[0, 3] = 0  # a row of degree zero is left out
-    labels = torch.randint(-1, 4, (2, 30), generator=generator)
-    weights = torch.tensor([1.0, -2.0], dtype=torch.float64)
-    results = []
-    for call in (
-        lambda x: cut_kernels.degree_objective(x, labels, 4, 1e-13, lambda y, _: normalized_cut_j1(y, labels)),
-        lambda x: normalized_cut_j1(x, labels, num_labels=4),
-    ):
-        x = f.clone().requires_grad_()
-        value = call(x)
-        results.append((value.detach(), torch.autograd.grad((weights * value).sum(), x)[0]))
-    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-12)

@@ -255,22 +255,7 @@ def test_weights_and_annotators_reach_the_kernels(name, annotators, monkeypatch)
         handed.append((x.shape, y.shape, w.shape))
         return general(x.reshape(-1, 20, 4), y.reshape(-1, 20), w.reshape(-1, 20)).reshape(y.shape[:-1])
 
-    monkeypatch.setattr(cuts, "applies", lambda *_: True)
+    monkeypatch.setattr("matbackprop.functional._normalized_cut._kernels_apply", lambda *_: True)
     monkeypatch.setattr(cuts, "objective", fallback)
     torch.testing.assert_close(OBJECTIVES[name][0](f, labels, weight=weight), expected)
     assert handed == [((2, 20, 4), labels.shape, (2, 20))]
-
-
-def test_j1_of_one_image_reaches_the_kernels(monkeypatch):
-    f, labels = features(20, 4), regions(20, ignored=0.2)
-    expected = normalized_cut_j1(f, labels)
-    calls = []
-
-    def fallback(x, y, k, tol, general):
-        calls.append(k)
-        return general(x.reshape(-1, 20, 4), y.reshape(-1, 20)).reshape(y.shape[:-1])
-
-    monkeypatch.setattr(cuts, "applies", lambda *_: True)
-    monkeypatch.setattr(cuts, "degree_objective", fallback)
-    torch.testing.assert_close(normalized_cut_j1(f, labels), expected)
-    assert calls == [4]

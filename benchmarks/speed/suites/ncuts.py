@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.speed.suites.entry import Entry, Scale
-from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
+from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 
 _LARGEST_DENSE = 2000  # rows above which the m×m projectors are not tried
 

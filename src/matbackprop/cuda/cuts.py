@@ -1,4 +1,4 @@
-"""The normalized-cut objectives on CUDA: J₂ and soft take two kernels forward and one backward; J₁ uses those of J₂.
+"""The normalized-cut objectives J₂ and soft on CUDA: two kernels forward and one backward.
 
 The kernels are in ``cuts.cu``. They process all images of a batch at once and distribute a large image over the
 device. Sums are float64 in a fixed order, so results are deterministic.
@@ -27,14 +27,15 @@ def takes(d: int, device: torch.device) -> bool:
     return 0 < d <= _MAX_FEATURES and device_takes(device, TENSOR_CORES)
 
 
-def applies(f: Tensor, labels: Tensor, weight: Tensor | None) -> bool:
+def applies(f: Tensor, labels: Tensor, weight: Tensor | None, ridge: float) -> bool:
     """Return whether the kernels support a batch: d ≤ 63, and weights that require no gradient.
 
-    float64 features use the general operator, which refines directions that are inaccurate in their Gram matrix.
+    They are inaccurate for a small ridge and fewer rows than features, and for float64 features in directions that are
+    inaccurate in the Gram matrix.
     """
     return (
-        f.is_cuda
-        and f.shape[-2] <= TILE * _GRID_LIMIT
+        f.shape[-2] <= TILE * _GRID_LIMIT
+        and (ridge == 0 or f.shape[-2] >= f.shape[-1])
         and f.dtype in TYPES
         and f.dtype != torch.float64
         and (weight is None or not weight.requires_grad)
@@ -95,13 +96,6 @@ def gradient(g: Tensor, f: Tensor, labels: Tensor, weight: Tensor | None, a: Ten
     return out if n == images else out.unflatten(0, (images, -1)).sum(1)
 
 
-def _flattened(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Features ``(n/a, m, d)`` in float32 or float64, and regions ``(n, m)``."""
-    x = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    m, d = f.shape[-2:]
-    return x.reshape(-1, m, d).contiguous(), labels.reshape(-1, m).to(torch.int64).contiguous()
-
-
 def objective(
     f: Tensor,
     labels: Tensor,
@@ -123,7 +117,9 @@ def objective(
         general: the same operator without the kernels, of features ``(n/a, m, d)``, labels ``(n, m)`` and weights
             ``(n/a, m)``.
     """
-    x, regions = _flattened(f, labels)
+    m, d = f.shape[-2:]
+    x = f.float().reshape(-1, m, d).contiguous()
+    regions = labels.reshape(-1, m).to(torch.int64).contiguous()
     mass = None if weight is None else weight.reshape(x.shape[:2]).to(torch.float64).contiguous()
 
     def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -134,44 +130,4 @@ def objective(
         return gradient(g, x, regions, mass, a, q)
 
     value = call_pair(x, Pair(kernels, adjoint, lambda x: general(x, regions, mass)))
-    return value.reshape(labels.shape[:-1]).to(f.dtype)
-
-
-def degree_objective(
-    f: Tensor, labels: Tensor, k: int, tol: float, general: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """J₁ in the dtype of F ``(*b, m, d)``: J₂ of the features D⁻¹F with the degrees D as weights.
-
-    Args:
-        f: features with non-negative degrees.
-        labels: regions ``(*b, m)``; rows with a label outside of 0 … k − 1 do not count.
-        k: bound of the number of regions.
-        tol: relative size of an eigenvalue of FᵀD⁻¹F that counts as zero.
-        general: the same operator without the kernels, of features ``(n, m, d)`` and labels ``(n, m)``.
-    """
-    x, regions = _flattened(f, labels)
-    counted = (regions >= 0) & (regions < k)
-    place = torch.where(counted, regions, 0)
-
-    def kernels(x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        rows = x.double() * counted.unsqueeze(-1)
-        total = rows.sum(-2, keepdim=True)
-        degree = (rows * total).sum(-1)
-        scaled = rows / torch.where(degree > 0, degree, torch.inf).unsqueeze(-1)
-        value, a, q = forward(scaled, regions, degree, k, 0.0, tol)
-        return value.to(x.dtype), (scaled, degree, total, a, q)
-
-    def adjoint(g: Tensor, x: Tensor, scaled: Tensor, degree: Tensor, total: Tensor, a: Tensor, q: Tensor) -> Tensor:
-        mean = a.gather(-2, place.unsqueeze(-1).expand(scaled.shape))  # A[labels]
-        rotated = scaled @ q
-        b = scaled.mT @ (scaled * degree.unsqueeze(-1))
-        fraction = ((a @ b) * a).sum(-1).gather(-1, place)  # S_jᵀB⁺S_j/K_j²
-        there = (degree > 0).to(g.dtype) * g.unsqueeze(-1)
-        on_degree = (there * (fraction - (rotated * scaled).sum(-1))).unsqueeze(-1)
-        rows = scaled * degree.unsqueeze(-1)
-        on_rows = 2 * there.unsqueeze(-1) * (rotated - mean) + on_degree * total
-        on_rows = (on_rows + (on_degree * rows).sum(-2, keepdim=True)) * counted.unsqueeze(-1)
-        return on_rows.to(x.dtype)
-
-    value = call_pair(x, Pair(kernels, adjoint, lambda x: general(x, regions)))
     return value.reshape(labels.shape[:-1]).to(f.dtype)

@@ -23,7 +23,7 @@ from matbackprop.functional._matrix_function import matrix_power as matrix_power
 from matbackprop.functional._matrix_function import matrix_sqrt as matrix_sqrt
 from matbackprop.functional._normalized_cut import normalized_cut_j1 as normalized_cut_j1
 from matbackprop.functional._normalized_cut import normalized_cut_j2 as normalized_cut_j2
-from matbackprop.functional._normalized_cut import normalized_cut_soft as normalized_cut_soft
+from matbackprop.functional._normalized_cut_soft import normalized_cut_soft as normalized_cut_soft
 from matbackprop.functional._pinv import lstsq as lstsq
 from matbackprop.functional._pinv import pinv as pinv
 from matbackprop.functional._polar import polar as polar

@@ -1,36 +1,214 @@
 """Objectives that align the span of the features with a segmentation, in O(md²) and without an m×m matrix.
 
-All three measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
+Both measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
 segmentation E: :func:`normalized_cut_j1` in the space of the normalized affinity M = D^{−1/2}WD^{−1/2},
-:func:`normalized_cut_j2` in that of W = FFᵀ itself, :func:`normalized_cut_soft` with a soft projector whose rank has a
-gradient. ``tests/helpers/cuts.py`` holds the definitions, layer by layer as in the paper.
+:func:`normalized_cut_j2` in that of W = FFᵀ itself. They are functions of a Gram matrix C = Fᵀ diag(a) F, the region
+sums S, one row per region, and the region masses N. Only these sums have m rows to process: backward is one product
+with F and one gather. ``tests/helpers/cuts.py`` holds the definitions, layer by layer as in the paper.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_finite, into_range, nan_where, values_checkable
+from matbackprop.checks import check_finite, into_range, nan_where
 from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
-from matbackprop.functional._function import product
-from matbackprop.functional._labels import LabeledImages, LabeledRows, indicators, labeled_images, region_sums
-from matbackprop.functional._spans import (
-    RowWeights,
-    align,
-    degree_weights,
-    soft_alignment,
-    span_of_affinity,
-    thin_soft_alignment,
+from matbackprop.functional._function import Operation, apply, product
+from matbackprop.functional._labels import (
+    LabeledImages,
+    LabeledRows,
+    gather_rows,
+    labeled_images,
+    region_sums,
+    tall_product,
 )
-from matbackprop.numerics import autocast_off, gram_tolerance
+from matbackprop.numerics import autocast_off, gram_tolerance, symmetrize
+from matbackprop.refinement import ALIGNED_TOL, ill_determined, refinement_needed
+from matbackprop.solvers import batched_eigh, batched_svd
+
+
+def inverse_or_zero(x: Tensor) -> Tensor:
+    positive = x > 0
+    return torch.where(positive, x, 1).reciprocal() * positive
+
+
+def scaled(w: Tensor, x: Tensor) -> Tensor:
+    return w.unsqueeze(-1) * x
+
+
+class RowWeights(NamedTuple):
+    """Weights ``(*b, m)`` of the rows in the Gram matrix, the region sums and the region masses."""
+
+    gram: Tensor
+    sums: Tensor
+    mass: Tensor
+
+
+def _degree_weights(w: Tensor, degree: Tensor) -> RowWeights:
+    """Weights for D^(−½)F and D^½E. Rows of degree zero have weight zero, as by the pseudoinverse of D."""
+    kept = w * (degree > 0)
+    return RowWeights(kept * inverse_or_zero(degree), kept, kept * degree)
+
+
+class RowSums(NamedTuple):
+    """Gram matrix ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
+
+    gram: Tensor
+    sums: Tensor
+    mass: Tensor
+
+
+class _WeightedRows(NamedTuple):
+    f: Tensor
+    weight: Tensor
+
+
+class _Gram(Operation):
+    """Fᵀ diag(a) F."""
+
+    forward_twice = "normalized_cut"
+
+    @staticmethod
+    def forward(f: Tensor, a: Tensor) -> Tensor:
+        return tall_product(scaled(a, f), f)
+
+    @staticmethod
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> _WeightedRows:
+        return _WeightedRows(*inputs)
+
+    @staticmethod
+    def adjoint(rows: _WeightedRows, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor | None]:
+        half = rows.f @ symmetrize(g)
+        return scaled(rows.weight, 2 * half), (rows.f * half).sum(-1) if needed[1] else None
+
+    @staticmethod
+    def tangent(rows: _WeightedRows, df: Tensor | None, da: Tensor | None) -> Tensor:
+        f, a = rows
+        out = f.new_zeros(()) if df is None else 2 * symmetrize(tall_product(scaled(a, df), f))
+        return out if da is None else out + tall_product(scaled(da, f), f)
+
+
+class _Regions(NamedTuple):
+    region: Tensor
+    k: int
+
+
+class _RegionSums(Operation):
+    """Eᵀx; the gradient is a gather, which saves no indicators."""
+
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, k: int) -> Tensor:
+        return region_sums(x, index, k)
+
+    @staticmethod
+    def save(inputs: tuple[Tensor, Tensor, int], outputs: Tensor) -> _Regions:
+        return _Regions(*inputs[1:])
+
+    @staticmethod
+    def adjoint(regions: _Regions, needed: Sequence[bool], g: Tensor) -> Tensor:
+        return gather_rows(g, regions.region)
+
+    @staticmethod
+    def tangent(regions: _Regions, dx: Tensor, *_: None) -> Tensor:
+        return apply(_RegionSums, dx, *regions)
+
+
+def row_sums(rows: LabeledRows, weights: RowWeights) -> RowSums:
+    """Sums over the rows; only those of the Gram matrix and of the regions are differentiated."""
+    f, _, region, k = rows
+    columns = torch.cat([scaled(weights.sums, f), weights.mass.unsqueeze(-1)], -1)
+    sums = apply(_RegionSums, columns, region, k)
+    return RowSums(apply(_Gram, f, weights.gram), sums[..., :-1], sums[..., -1])
+
+
+class Inverse(Operation):
+    """C⁻¹ or C⁺, given its value P, with the variation −P dC P of an inverse."""
+
+    @staticmethod
+    def forward(c: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> tuple[Tensor]:
+        return (outputs,)
+
+    @staticmethod
+    def adjoint(saved: tuple[Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
+        return -product(product(saved[0].mT, g), saved[0].mT)
+
+    @staticmethod
+    def tangent(saved: tuple[Tensor], dc: Tensor, *_: None) -> Tensor:
+        return -product(product(saved[0], dc), saved[0])
+
+
+class Alignment(NamedTuple):
+    """Comparison of the span of features with the span of regions, ``(*b,)`` each.
+
+    Attributes:
+        trace: tr(Π_F Π_E).
+        rank: rank of the features.
+        regions: number of regions of positive mass.
+    """
+
+    trace: Tensor
+    rank: Tensor
+    regions: Tensor
+
+    @property
+    def distance(self) -> Tensor:
+        """½‖Π_F − Π_E‖²."""
+        return 0.5 * (self.rank + self.regions) - self.trace
+
+
+def _align(sums: RowSums, tol: float) -> tuple[Alignment, Tensor]:
+    """tr(C⁺SᵀN⁻¹S) and the ranks; also whether C is too inaccurate for a direction.
+
+    For variations of F that keep its rank, FPFᵀ stays the projector on its span if P = C⁺ varies as −P dC P (the
+    inverse on a fixed complement of the null space). Derivatives of every order need no null-space term.
+    """
+    c, s, n = sums
+    values, vectors = batched_eigh(c.detach())
+    kept = (values > tol * values[..., -1:]) & (values > 0)
+    axes = vectors * inverse_or_zero(values * kept).sqrt().unsqueeze(-2)
+    inside = product(product(axes.mT, c), axes)  # the identity, as a function of C: P dC P would lose digits
+    rows = product(s, axes)
+    solution = product(rows, apply(Inverse, inside, torch.diag_embed(kept.to(c.dtype))))
+    trace = ((solution * rows).sum(-1) * inverse_or_zero(n)).sum(-1)
+    return Alignment(trace, kept.sum(-1), (n > 0).sum(-1)), ill_determined(values, tol=tol)
+
+
+def align(rows: LabeledRows, weights: RowWeights, tol: float) -> Alignment:
+    """Compare the span of diag(a)^½ F with the regions; a is the weight of the Gram matrix.
+
+    The relative error of a direction with singular value σ is u(σ_max/σ)² in a Gram matrix and u σ_max/σ in singular
+    vectors. If that matters, F is multiplied by constants that make its columns orthonormal (or zero).
+    """
+    alignment, lost = _align(row_sums(rows, weights), tol)
+    if not refinement_needed(lost):
+        return alignment
+    sigma, axes, kept = _singular_vectors(rows.f, weights.gram, tol)
+    axes = axes * inverse_or_zero(sigma * kept).unsqueeze(-2)
+    return _align(row_sums(rows._replace(f=product(rows.f, axes)), weights), ALIGNED_TOL)[0]
+
+
+def _singular_vectors(f: Tensor, a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values of diag(a)^½ F and right singular vectors as constants, and which are above the tolerance."""
+    _, sigma, vh = batched_svd(scaled(a.detach().sqrt(), f.detach()))
+    return sigma, vh.mT, sigma > tol**0.5 * sigma[..., :1]
+
+
+def _span_of_affinity(f: Tensor, weights: RowWeights, lam: Tensor, tol: float) -> Tensor:
+    """FΠΛΠ with Π the projector on the rows of F: it has the span of FΛFᵀ, also if Λ or F is singular."""
+    _, axes, kept = _singular_vectors(f, weights.gram, tol)
+    rows = (axes * kept.unsqueeze(-2)) @ axes.mT
+    return product(f, product(rows, product(lam, rows)))
 
 
 def _degrees(rows: LabeledRows, lam: Tensor | None, check_values: bool) -> tuple[Tensor, Tensor | None]:
@@ -62,6 +240,29 @@ def _lambda_per_image(images: LabeledImages, lam: Tensor) -> Tensor:
         )
     lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
     return lam.to(images.dtype).expand(*images.labels.shape[:-1], *lam.shape[-2:])
+
+
+def _kernels_apply(images: LabeledImages, ridge: float) -> bool:
+    f, labels, weight, _, dtype, _ = images
+    return f.is_cuda and dtype == torch.float64 and cut_kernels.applies(f, labels, weight, ridge)
+
+
+def evaluate(
+    images: LabeledImages, objective: Callable[[LabeledRows], Tensor], *, ridge: float = 0.0, tol: float = 0.0
+) -> Tensor:
+    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels if they apply, otherwise on the rows."""
+    images = images.in_range()
+    f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
+
+    def general(x: Tensor, regions: Tensor, mass: Tensor | None) -> Tensor:
+        flat = LabeledImages(x, regions.unflatten(0, (len(x), -1)), mass, k, images.dtype)
+        with autocast_off(x.device.type):
+            return objective(flat.rows()).flatten().to(x.dtype)
+
+    with autocast_off(f.device.type):
+        if _kernels_apply(images, ridge):
+            return images.average(cut_kernels.objective(f, labels, weight, k, ridge, tol, general))
+        return images.average(objective(images.rows()))
 
 
 def normalized_cut_j1(
@@ -144,27 +345,12 @@ def normalized_cut_j1(
     lam = None if lam is None else _lambda_per_image(images, lam)
     with autocast_off(f.device.type):
         images = images.in_range()
-        plain = lam is None and images.weight is None and not images.annotators
-        if plain and images.dtype == torch.float64 and cut_kernels.applies(images.f, images.labels, None):
-            _, bad = _degrees(images.rows(), None, images.checked)
-            k = images.num_labels
-            value = cut_kernels.degree_objective(
-                images.f,
-                images.labels,
-                k,
-                tol,
-                lambda x, regions: _j1(LabeledImages(x, regions, None, k, images.dtype), None, tol),
-            )
-            return nan_where(bad, value)
-        return images.average(_j1(images, lam, tol))
-
-
-def _j1(images: LabeledImages, lam: Tensor | None, tol: float) -> Tensor:
-    rows = images.rows()
-    degree, bad = _degrees(rows, lam, images.checked)
-    weights = degree_weights(rows.weight, degree)
-    x = rows.f if lam is None else span_of_affinity(rows.f, weights, lam, tol)
-    return nan_where(bad, align(x, weights, rows.region, rows.num_labels, tol).distance)
+        rows = images.rows()
+        degree, bad = _degrees(rows, lam, images.checked)
+        weights = _degree_weights(rows.weight, degree)
+        if lam is not None:
+            rows = rows._replace(f=_span_of_affinity(rows.f, weights, lam, tol))
+        return images.average(nan_where(bad, align(rows, weights, tol).distance))
 
 
 def normalized_cut_j2(
@@ -222,123 +408,8 @@ def normalized_cut_j2(
         f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
     )
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
-    return _evaluate(images, partial(_j2, tol=tol), tol=tol)
+    return evaluate(images, partial(_j2, tol=tol), tol=tol)
 
 
 def _j2(rows: LabeledRows, tol: float) -> Tensor:
-    return align(rows.f, RowWeights(rows.weight, rows.weight, rows.weight), rows.region, rows.num_labels, tol).distance
-
-
-def _counted(rows: LabeledRows) -> LabeledRows:
-    """Remove rows without weight if fewer rows than features remain.
-
-    The thin form of the remaining rows is accurate for a small ridge. Rows are kept if values cannot be read, or if
-    weights are trainable.
-    """
-    f, w, region, k = rows
-    if not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
-        return rows
-    count = int((w > 0).sum(-1).max())
-    if not 0 < count < min(f.shape[-2:]):
-        return rows
-    kept = (w > 0).int().argsort(dim=-1, descending=True, stable=True)[..., :count]
-    return LabeledRows(
-        f.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, f.shape[-1])),
-        w.gather(-1, kept),
-        region.gather(-1, kept),
-        k,
-    )
-
-
-def _soft(rows: LabeledRows, ridge: float) -> Tensor:
-    f, w, region, k = _counted(rows)
-    if f.shape[-2] < f.shape[-1]:
-        n = region_sums(w.unsqueeze(-1), region, k).squeeze(-1)
-        value = thin_soft_alignment(f, w, indicators(region, k, f.dtype), n, ridge)
-    else:
-        value, n = soft_alignment(f, w, region, k, ridge)
-    return value + 0.5 * (n > 0).sum(-1)
-
-
-def _evaluate(
-    images: LabeledImages, objective: Callable[[LabeledRows], Tensor], *, ridge: float = 0.0, tol: float = 0.0
-) -> Tensor:
-    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels if they apply, otherwise on the rows."""
-    images = images.in_range()
-    f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
-
-    def general(x: Tensor, regions: Tensor, mass: Tensor | None) -> Tensor:
-        flat = LabeledImages(x, regions.unflatten(0, (len(x), -1)), mass, k, images.dtype)
-        with autocast_off(x.device.type):
-            return objective(flat.rows()).flatten().to(x.dtype)
-
-    thin = ridge > 0 and f.shape[-2] < f.shape[-1]  # the kernels are inaccurate for a small ridge
-    with autocast_off(f.device.type):
-        if images.dtype == torch.float64 and not thin and cut_kernels.applies(f, labels, weight):
-            return images.average(cut_kernels.objective(f, labels, weight, k, ridge, tol, general))
-        return images.average(objective(images.rows()))
-
-
-def check_ridge(ridge: float) -> None:
-    """Raise unless the ridge is finite and above rounding."""
-    if not torch.finfo(torch.float64).eps <= ridge < math.inf:
-        raise DomainError(
-            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}. Use "
-            f"normalized_cut_j2 for the objective without a ridge."
-        )
-
-
-def normalized_cut_soft(
-    f: Tensor,
-    labels: Tensor,
-    *,
-    ridge: float = 0.3,
-    weight: Tensor | None = None,
-    offsets: Tensor | Sequence[int] | None = None,
-    num_labels: int | None = None,
-    precision: torch.dtype | None = None,
-    check: bool | None = None,
-) -> Tensor:
-    r"""Alignment of a soft projector on the features with a segmentation, :math:`\tfrac12\|\Pi_\lambda - \Pi_\Psi\|^2`.
-
-    With F scaled to unit trace, tr FᵀF = 1, and λ the ridge,
-
-    .. math::
-        \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
-
-    Unlike J₂ it is smooth: the rank term has a gradient, and directions that no region needs shrink. Cluster the
-    rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalizing rows.
-
-    Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
-        ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
-        labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
-        check, precision: as in `matrix_function`.
-
-    Returns:
-        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not depend on the scale of the features.
-
-    Raises:
-        DomainError: a ridge that is not positive or less than rounding; the other errors are those of
-            :func:`normalized_cut_j1`, except for degrees and Λ.
-
-    Gradient:
-        With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
-        ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
-        is discontinuous. For fewer rows than features it is computed from FFᵀ, which is accurate for a small ridge;
-        rows without weight count only if weights are trainable.
-
-    Example:
-        >>> import torch
-        >>> from matbackprop import normalized_cut_soft
-        >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
-        >>> _ = torch.manual_seed(0)
-        >>> f = torch.rand(2, 6, 4, dtype=torch.float64)
-        >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
-        True
-    """
-    check_ridge(ridge)
-    images = labeled_images(
-        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-    )
-    return _evaluate(images, partial(_soft, ridge=float(ridge)), ridge=float(ridge))
+    return align(rows, RowWeights(rows.weight, rows.weight, rows.weight), tol).distance

@@ -71,7 +71,7 @@ class _SkewSolve(Operation):
         return apply(_SkewSolve, p, right, *factors)
 
 
-class RightSolve(Operation):
+class _RightSolve(Operation):
     """CP⁻¹, given the eigenvalues λ and eigenvectors V of P."""
 
     save = staticmethod(_saved)
@@ -83,14 +83,14 @@ class RightSolve(Operation):
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
         p, x, *factors = saved
-        y = apply(RightSolve, p, g, *factors)
+        y = apply(_RightSolve, p, g, *factors)
         return -symmetrize(x.mH @ y) if needed[0] else None, y
 
     @staticmethod
     def tangent(saved: _Saved, dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
         p, x, *factors = saved
         right = torch.zeros_like(x) if dc is None else dc
-        return apply(RightSolve, p, right if dp is None else right - x @ dp, *factors)
+        return apply(_RightSolve, p, right if dp is None else right - x @ dp, *factors)
 
 
 class _OrthogonalFactor(Operation):
@@ -118,7 +118,7 @@ def _variation(saved: _Saved, e: Tensor) -> Tensor:
     p = symmetrize(q.mH @ a)
     out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, *factors)
     if a.shape[-2] > a.shape[-1]:
-        out = out + apply(RightSolve, p, e - q @ (q.mH @ e), *factors)
+        out = out + apply(_RightSolve, p, e - q @ (q.mH @ e), *factors)
     return out
 
 

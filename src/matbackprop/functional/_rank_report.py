@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.functional._labels import labeled_images
-from matbackprop.functional._spans import RowWeights, align
+from matbackprop.functional._normalized_cut import RowWeights, align
 from matbackprop.numerics import autocast_off, gram_tolerance
 from matbackprop.solvers import batched_svd
 
@@ -91,7 +91,7 @@ def rank_report(
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     with autocast_off(f.device.type):
         rows = images.in_range().rows()
-        alignment = align(rows.f, RowWeights(rows.weight, rows.weight, rows.weight), rows.region, rows.num_labels, tol)
+        alignment = align(rows, RowWeights(rows.weight, rows.weight, rows.weight), tol)
         x, w, *_ = images.rows()
         _, sigma, _ = batched_svd(w.sqrt().unsqueeze(-1) * x)
     regions, j2 = alignment.regions, alignment.distance

@@ -10,12 +10,8 @@ from torch import Tensor, nn
 
 from matbackprop.checks import check_option, wants_check
 from matbackprop.errors import ConfigurationError, LabelError, ShapeError
-from matbackprop.functional._normalized_cut import (
-    check_ridge,
-    normalized_cut_j1,
-    normalized_cut_j2,
-    normalized_cut_soft,
-)
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
+from matbackprop.functional._normalized_cut_soft import check_ridge, normalized_cut_soft
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import check_rank_tolerance, compute_dtype
 

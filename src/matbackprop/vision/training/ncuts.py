@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
+from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
+from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
 from matbackprop.vision.models.backbones import build_backbone

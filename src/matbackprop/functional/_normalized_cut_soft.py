@@ -1,0 +1,207 @@
+"""Alignment of a soft projector on the features with a segmentation, smooth in the rank of the features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from matbackprop._torch import is_differentiated
+from matbackprop.checks import values_checkable
+from matbackprop.errors import DomainError
+from matbackprop.functional._function import apply, product
+from matbackprop.functional._labels import LabeledRows, indicators, labeled_images, region_sums
+from matbackprop.functional._normalized_cut import (
+    Inverse,
+    RowSums,
+    RowWeights,
+    evaluate,
+    inverse_or_zero,
+    row_sums,
+    scaled,
+)
+from matbackprop.numerics import symmetrize
+from matbackprop.refinement import SPREAD, noise_floor, refinement_needed
+from matbackprop.solvers import batched_eigh
+
+
+def _inverse(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """(G + μI)⁻¹ and μ ``(*b, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
+    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+    mu = (ridge * trace + (trace <= 0))[..., None, None]
+    shifted = gram + mu * _eye_like(gram)
+    return apply(Inverse, shifted, torch.linalg.inv_ex(shifted.detach())[0]), mu
+
+
+def _eye_like(a: Tensor) -> Tensor:
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
+def _spreads(gram: Tensor, inverse: Tensor) -> bool:
+    """Return whether a Gram matrix is inaccurate in small directions, given its shifted inverse."""
+    if gram.numel() == 0:
+        return False
+    largest = [a.detach().diagonal(dim1=-2, dim2=-1).amax(-1) for a in (gram, inverse)]
+    return refinement_needed(largest[0] * largest[1] > SPREAD[True])
+
+
+def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
+    """X in the basis of its singular vectors: its columns are nearly orthogonal, so that their Gram matrix is accurate.
+
+    Columns at the level of rounding are set to zero; their derivatives are kept.
+    """
+    y = product(x, axes)
+    sizes = y.detach().square().sum(-2, keepdim=True)
+    return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
+
+
+def _wide_alignment(rows: LabeledRows, ridge: float) -> tuple[Tensor, Tensor]:
+    """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ, and the number of regions."""
+    weights = RowWeights(rows.weight, rows.weight, rows.weight)
+    sums = row_sums(rows, weights)
+    value, inverse = _soft_alignment(sums, ridge / rows.f.shape[-1])
+    if _spreads(sums.gram, inverse):
+        axes = batched_eigh(sums.gram.detach())[1]
+        sums = row_sums(rows._replace(f=_along_axes(rows.f, axes)), weights)
+        value, _ = _soft_alignment(sums, ridge / rows.f.shape[-1])
+    return value, (sums.mass > 0).sum(-1)
+
+
+def _soft_alignment(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
+    c, s, n = sums
+    p, mu = _inverse(c, ridge)
+    p, eye = symmetrize(p), _eye_like(c)
+    cp = eye - mu * p  # C P and S P cancel by the condition number of C: one step of refinement
+    sp = product(s, p)
+    sp = sp + product(s - product(sp, c + mu * eye), p)
+    trace = ((sp * s).sum(-1) * inverse_or_zero(n)).sum(-1)
+    return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
+
+
+def _thin_alignment(rows: LabeledRows, ridge: float) -> tuple[Tensor, Tensor]:
+    """`_wide_alignment` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
+
+    With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
+    gradient, vanishes with μ, so cancellation must be avoided: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
+    tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
+    """
+    f, w, region, k = rows
+    e, n = indicators(region, k, f.dtype), region_sums(w.unsqueeze(-1), region, k).squeeze(-1)
+    value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)
+    differentiable = not is_differentiated(w) or (values_checkable(w) and bool((w > 0).all()))  # √w is not at zero
+    if differentiable and _spreads(gram, p):
+        root = torch.where(w > 0, w, 1).sqrt() * (w > 0)
+        weighted, ones = scaled(root, f), torch.ones_like(w)
+        axes = batched_eigh((weighted @ weighted.mT).detach())[1]
+        inside, e = _along_axes(weighted.mT, axes).mT, product(axes.mT, scaled(root, e))
+        value, *_ = _thin_soft_alignment(inside, ones, e, n, ridge)
+    return value, (n > 0).sum(-1)
+
+
+def _thin_soft_alignment(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The value, FFᵀ diag(w) and P."""
+    gram = product(f, f.mT) * w.unsqueeze(-2)
+    p, mu = _inverse(gram, ridge / f.shape[-1])
+    mu = mu[..., 0, 0]
+    inside = (product(p, e) * scaled(w, e)).sum(-2)
+    across = (inside * inverse_or_zero(n)).sum(-1)
+    square = (
+        0.5 * f.shape[-2] - mu * p.diagonal(dim1=-2, dim2=-1).sum(-1) + 0.5 * mu.square() * (p * p.mT).sum((-2, -1))
+    )
+    return square - (n > 0).sum(-1) + mu * across, gram, p
+
+
+def _counted(rows: LabeledRows) -> LabeledRows:
+    """Remove rows without weight if fewer rows than features remain.
+
+    The thin form of the remaining rows is accurate for a small ridge. Rows are kept if values cannot be read, or if
+    weights are trainable.
+    """
+    f, w, region, k = rows
+    if not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
+        return rows
+    count = int((w > 0).sum(-1).max())
+    if not 0 < count < min(f.shape[-2:]):
+        return rows
+    kept = (w > 0).int().argsort(dim=-1, descending=True, stable=True)[..., :count]
+    return LabeledRows(
+        f.gather(-2, kept.unsqueeze(-1).expand(*kept.shape, f.shape[-1])),
+        w.gather(-1, kept),
+        region.gather(-1, kept),
+        k,
+    )
+
+
+def _soft(rows: LabeledRows, ridge: float) -> Tensor:
+    rows = _counted(rows)
+    m, d = rows.f.shape[-2:]
+    value, regions = (_thin_alignment if m < d else _wide_alignment)(rows, ridge)
+    return value + 0.5 * regions
+
+
+def check_ridge(ridge: float) -> None:
+    """Raise unless the ridge is finite and above rounding."""
+    if not torch.finfo(torch.float64).eps <= ridge < math.inf:
+        raise DomainError(
+            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}. Use "
+            f"normalized_cut_j2 for the objective without a ridge."
+        )
+
+
+def normalized_cut_soft(
+    f: Tensor,
+    labels: Tensor,
+    *,
+    ridge: float = 0.3,
+    weight: Tensor | None = None,
+    offsets: Tensor | Sequence[int] | None = None,
+    num_labels: int | None = None,
+    precision: torch.dtype | None = None,
+    check: bool | None = None,
+) -> Tensor:
+    r"""Alignment of a soft projector on the features with a segmentation, :math:`\tfrac12\|\Pi_\lambda - \Pi_\Psi\|^2`.
+
+    With F scaled to unit trace, tr FᵀF = 1, and λ the ridge,
+
+    .. math::
+        \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
+
+    Unlike J₂ it is smooth: the rank term has a gradient, and directions that no region needs shrink. Cluster the
+    rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalizing rows.
+
+    Args:
+        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
+        ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
+        labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
+        check, precision: as in `matrix_function`.
+
+    Returns:
+        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not depend on the scale of the features.
+
+    Raises:
+        DomainError: a ridge that is not positive or less than rounding; the other errors are those of
+            :func:`normalized_cut_j1`, except for degrees and Λ.
+
+    Gradient:
+        With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
+        ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
+        is discontinuous. For fewer rows than features it is computed from FFᵀ, which is accurate for a small ridge;
+        rows without weight count only if weights are trainable.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop import normalized_cut_soft
+        >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
+        >>> _ = torch.manual_seed(0)
+        >>> f = torch.rand(2, 6, 4, dtype=torch.float64)
+        >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
+        True
+    """
+    check_ridge(ridge)
+    images = labeled_images(
+        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
+    )
+    return evaluate(images, partial(_soft, ridge=float(ridge)), ridge=float(ridge))
