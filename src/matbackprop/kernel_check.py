@@ -83,7 +83,6 @@ CASES = [
     Case("pool_prepare.cu", _weighted_pool, (4, 30, 10)),
     Case("matrix_function.cu", _log, (4, 16, 20)),
     Case("matrix_function_parts.cu", _log, (2, 80, 90), torch.float64),
-    Case("cuts.cu", partial(_cut, mb.normalized_cut_j1), (3, 200, 8)),
     Case("cuts.cu", partial(_cut, mb.normalized_cut_j2), (3, 200, 8)),
     Case("cuts.cu", partial(_cut, mb.normalized_cut_soft), (3, 200, 8)),
 ]
