@@ -99,7 +99,7 @@ class RegionSet:
         """Pictures (b, 3, side, side) and classes (b,) of an epoch."""
         for indices in order.split(self.batch):
             batch = source.assemble(source.fetch(indices, epoch), self.device)
-            yield nnf.avg_pool2d(batch["image"], self.shrink).contiguous(), batch["target"]
+            yield nnf.avg_pool2d(batch.image, self.shrink).contiguous(), batch.target
 
 
 def train(model: nn.Module, regions: RegionSet, epochs: int, rate: float, seed: int) -> float:

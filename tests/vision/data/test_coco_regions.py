@@ -301,17 +301,42 @@ def test_resident_and_read_batches_are_the_same(regions):
     )
     indices = torch.tensor([7, 0, 3])
     batches = [s.assemble(s.fetch(indices, 5), torch.device("cpu")) for s in (read, resident)]
-    for name in ("image", "mask", "target", "index"):
-        torch.testing.assert_close(batches[0][name], batches[1][name])
-    assert batches[0]["index"].tolist() == [9, 2, 5]
-    assert batches[0]["target"].tolist() == regions.labels[[9, 2, 5]].tolist()
-    assert "pixels" not in resident.fetch(indices, 5)
+    for one, other in zip(*batches, strict=True):
+        torch.testing.assert_close(one, other)
+    assert batches[0].regions.tolist() == [9, 2, 5]
+    assert batches[0].target.tolist() == regions.labels[[9, 2, 5]].tolist()
+    assert resident.fetch(indices, 5).pixels is None
+
+
+def shorten(path):
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("pixels.bin", shorten),
+        ("table.npy", shorten),
+        ("meta.json", shorten),
+        *((name, lambda path: path.unlink()) for name in ("pixels.bin", "table.npy", "meta.json")),
+        *(
+            ("meta.json", lambda path, text=text: path.write_text(text))
+            for text in ("[]", '{"side": 3}', "[" * 100_000)
+        ),
+        ("table.npy", lambda path: np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)),
+    ],
+)
+def test_a_damaged_cache_is_one_clear_error(regions, name, change):
+    assert isinstance(regions.pixels, np.memmap) and not regions.pixels.flags.writeable
+    change(regions.path / name)
+    with pytest.raises(DataError, match=r"is damaged .*Remove the folder"):
+        cr.Regions(regions.path)
 
 
 def test_without_jitter_and_flip_every_epoch_is_the_same(regions):
     source = cr.RegionSource(regions, np.arange(12))
     one, two = (source.fetch(torch.arange(12), epoch) for epoch in (0, 1))
-    assert torch.equal(one["placement"], two["placement"]) and not one["placement"].any()
+    assert torch.equal(one.placement, two.placement) and not one.placement.any()
     with pytest.raises(DataError, match="No region is left"):
         cr.RegionSource(regions, np.arange(0))
 

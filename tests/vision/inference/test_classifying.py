@@ -45,7 +45,7 @@ def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_pat
     source = RegionSource(regions, np.arange(len(regions)), background="mask")
     batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
-        expected = model(batch["image"], batch["mask"]).softmax(-1)
+        expected = model(batch.image, batch.mask).softmax(-1)
     got = []
     for entry in read_regions(*files).images:
         masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
@@ -63,7 +63,7 @@ def test_a_model_trained_with_margins_uses_them(shapes, tmp_path):
     fetched = source.fetch(torch.arange(len(regions)), 0)
     batch = source.assemble(fetched, torch.device("cpu"))
     with torch.no_grad():
-        expected = wide(batch["image"], batch["mask"]).softmax(-1)
+        expected = wide(batch.image, batch.mask).softmax(-1)
     got = []
     for entry in read_regions(*files).images:
         masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
@@ -207,7 +207,7 @@ def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
     torch.nn.init.normal_(small.classifier.weight)
     batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
-        expected = small(batch["image"], batch["mask"]).softmax(-1)
+        expected = small(batch.image, batch.mask).softmax(-1)
     small.save_pretrained(tmp_path / "model")
     loaded = load_classifier(tmp_path / "model", "cpu")
     got = []

@@ -26,6 +26,7 @@ from matbackprop.vision.training.config import (
 )
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.ncuts import (
+    ImagesBatch,
     NCutsData,
     NCutsModule,
     PreparedSource,
@@ -94,11 +95,11 @@ def test_batches_hold_images_of_one_shape():
 def test_batches_of_different_shapes_are_padded():
     images = [prepare_image(sample("a", 48, 64), 16), prepare_image(sample("b", 64, 40), 16)]
     batch = PreparedSource(images, None, 0).fetch(torch.tensor([0, 1]), 0)
-    assert batch["image"].shape == (2, 3, 64, 64) and (batch["grid"][1, :, :, 3:] == -1).all()
+    assert batch.image.shape == (2, 3, 64, 64) and (batch.grid[1, :, :, 3:] == -1).all()
     config = tiny("paper-alexnet-relu5")
     module = NCutsModule(config).eval()
     total, f = module.loss(augment(batch))
-    labels = batch["grid"].flatten(-2)  # (image, annotator, cell)
+    labels = batch.grid.flatten(-2)  # (image, annotator, cell)
     values = []
     for features, annotators in zip(f, labels, strict=True):
         known = [one for one in annotators if (one >= 0).any()]
@@ -109,21 +110,22 @@ def test_batches_of_different_shapes_are_padded():
 
 def test_flip_moves_labels_along():
     batch = PreparedSource(prepared(8), ImageDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
-    assert batch["flip"].any() and not batch["flip"].all()
-    by_hand = {k: v for k, v in batch.items() if k not in ("flip", "factors")}
-    for name in ("image", "grid"):
-        by_hand[name] = torch.stack([x.flip(-1) if f else x for x, f in zip(batch[name], batch["flip"], strict=True)])
+    assert batch.flip.any() and not batch.flip.all()
+    image, grid = (
+        torch.stack([x.flip(-1) if f else x for x, f in zip(part, batch.flip, strict=True)]) for part in batch[:2]
+    )
+    by_hand = ImagesBatch(image, grid, batch.num_labels)
     out, expected = augment(batch), augment(by_hand)
-    assert torch.equal(out["grid"], expected["grid"])
-    torch.testing.assert_close(out["image"], expected["image"])
+    assert torch.equal(out.grid, expected.grid)
+    torch.testing.assert_close(out.image, expected.image)
 
 
 def test_colors_are_drawn_from_seed_and_epoch():
     source = PreparedSource(prepared(2), ImageDataConfig(jitter=0.3), 0)
     batch, again, other = (source.fetch(torch.arange(2), epoch) for epoch in (0, 0, 1))
-    image = augment(batch)["image"]
+    image = augment(batch).image
     assert image.min() >= 0 and image.max() <= 1
-    assert torch.equal(batch["factors"], again["factors"]) and not torch.equal(batch["factors"], other["factors"])
+    assert torch.equal(batch.factors, again.factors) and not torch.equal(batch.factors, other.factors)
 
 
 def test_the_data_must_be_named(monkeypatch):
@@ -139,8 +141,8 @@ def test_paper_objective_is_j2_of_the_cells():
     module = NCutsModule(tiny("paper-alexnet-relu5")).eval()
     batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
-    cells = module.model(batch["image"])[0].reshape(-1, 6)
-    expected = torch.stack([normalized_cut_j2(cells, g.flatten()) for g in batch["grid"][0]]).mean()
+    cells = module.model(batch.image)[0].reshape(-1, 6)
+    expected = torch.stack([normalized_cut_j2(cells, g.flatten()) for g in batch.grid[0]]).mean()
     torch.testing.assert_close(total, expected)
     assert f.shape == (1, 12, 6)
 
@@ -149,7 +151,7 @@ def test_soft_objective_is_that_of_the_cells():
     module = NCutsModule(tiny()).eval()
     batch = augment(PreparedSource(prepared(1), None, 0).fetch(torch.tensor([0]), 0))
     total, f = module.loss(batch)
-    expected = torch.stack([normalized_cut_soft(f[0], g.flatten()) for g in batch["grid"][0]]).mean()
+    expected = torch.stack([normalized_cut_soft(f[0], g.flatten()) for g in batch.grid[0]]).mean()
     torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -186,8 +186,8 @@ def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config,
     indices = torch.arange(len(source))
     batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"))
     with torch.no_grad():  # from the pictures; training used descriptors in half precision
-        scores = model(batch["image"], batch["mask"])
-        trained = module.scores(data.on_device({"index": indices}, training=False))
+        scores = model(batch.image, batch.mask)
+        trained = module.scores(data.on_device(indices, torch.device("cpu"), training=False))
     torch.testing.assert_close(scores, trained, rtol=1e-2, atol=1e-2)
 
 

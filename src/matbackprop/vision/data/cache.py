@@ -1,25 +1,18 @@
-"""Caches of arrays on disk, written once and then memory-mapped.
-
-A cache is a folder with one ``.npy`` file per array and ``meta.json``. It is written under a temporary name and renamed
-when it is complete.
-"""
+"""The cache folder, keys of cached data, and the folder of a data set."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from matbackprop.errors import DataError
-from matbackprop.vision.files import atomic_folder, plain_numbers, read_json
-
-_REMOVE = "Remove the folder; it is rebuilt when needed."
+from matbackprop.vision.files import atomic_folder, plain_numbers
 
 
 def default_cache_folder() -> Path:
@@ -48,85 +41,6 @@ def _plain(value: Any) -> Any:
     if plain is value:
         raise DataError(f"A cache key cannot contain {type(value).__name__} {value!r}. Use numbers, text and paths.")
     return plain
-
-
-@dataclass(frozen=True)
-class Cache:
-    """An open cache."""
-
-    path: Path
-    arrays: dict[str, np.ndarray]
-    """Name → read-only memory map."""
-    meta: dict[str, Any]
-    """The ``meta`` argument of :func:`write_cache`."""
-
-
-def write_cache(
-    path: str | Path, arrays: Mapping[str, np.ndarray | Iterable[np.ndarray]], meta: Mapping[str, Any]
-) -> None:
-    """Write arrays once. If another process has created the folder in the meantime, its folder is kept.
-
-    Args:
-        path: folder of the cache.
-        arrays: name → array, or iterable of chunks that are concatenated along the first dimension. Iterables are
-            consumed in this order, so a later one may depend on an earlier one.
-        meta: any JSON value; read after the last array is written.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "cache"
-        >>> write_cache(path, {"x": [np.zeros((2, 3)), np.ones((1, 3))]}, {"side": 3})
-        >>> open_cache(path).arrays["x"].shape
-        (3, 3)
-    """
-    with atomic_folder(path) as folder:
-        for name, chunks in arrays.items():
-            with (folder / f"{name}.npy").open("wb") as file:
-                _write_chunks(file, [chunks] if isinstance(chunks, np.ndarray) else chunks)
-        content = {"arrays": list(arrays), "meta": dict(meta)}
-        (folder / "meta.json").write_text(json.dumps(content, indent=1, default=_plain))
-
-
-def _write_chunks(file: BinaryIO, chunks: Iterable[np.ndarray]) -> None:
-    rows = 0
-    for chunk in chunks:
-        if rows == 0:
-            header = {"descr": np.lib.format.dtype_to_descr(chunk.dtype), "fortran_order": False}
-            np.lib.format.write_array_header_1_0(file, {**header, "shape": (0, *chunk.shape[1:])})
-        file.write(chunk.tobytes())
-        rows += len(chunk)
-    file.seek(0)  # NumPy leaves space in the header for the first dimension to grow
-    np.lib.format.write_array_header_1_0(file, {**header, "shape": (rows, *chunk.shape[1:])})
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def open_cache(path: str | Path) -> Cache:
-    """Open a cache.
-
-    Raises:
-        DataError: there is no cache, or it is damaged.
-    """
-    path = Path(path)
-    if not (path / "meta.json").is_file():
-        raise DataError(f"{path} is not a cache: meta.json is missing. {_REMOVE}")
-    try:
-        content = read_json(path / "meta.json", limit=1 << 28)
-    except DataError as error:
-        raise DataError(f"{error} {_REMOVE}") from error
-    names, meta = content.get("arrays"), content.get("meta")
-    if not isinstance(names, list) or not isinstance(meta, dict):
-        raise DataError(f"{path} was written by another version or is damaged. {_REMOVE}")
-    arrays = {}
-    for name in names:
-        file = path / f"{name}.npy"
-        try:
-            if file.parent != path or not file.is_file():  # opening a named pipe would wait
-                raise ValueError("no such file")
-            arrays[str(name)] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, OverflowError, EOFError) as error:
-            raise DataError(f"{file} is damaged or missing: {error}. {_REMOVE}") from error
-    return Cache(path, arrays, meta)
 
 
 def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, generate: int, cache: Path | None) -> Path:

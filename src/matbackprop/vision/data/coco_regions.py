@@ -1,15 +1,17 @@
-"""Object regions of COCO-format files: cropped once, cached, and assembled to batches on the device.
+"""Object regions of COCO-format files: cropped once, cached on disk, and assembled into batches on the device.
 
-The bounding box of a region is cropped and resized to a longest side of 200 px; colors and mask are stored as four
-bytes per pixel in one memory-mapped array (:func:`cache_regions`). Training reads batches of bytes, or keeps the array
-on the device (:func:`resident_store`); :func:`place_regions` does the jittered placement on the 227×227 canvas, the
-flip, masking and normalization. Placements depend on (seed, epoch) alone, so that a resumed run uses the same batches.
+:func:`cache_regions` crops the bounding box of every region, resizes it to a longest side of 200 pixels, and stores
+color and mask as four bytes per pixel in one memory-mapped array. :func:`place_regions` shifts regions on a canvas of
+227×227 pixels, flips, masks and normalizes them. Placements depend on seed and epoch only, so that a resumed run uses
+the same batches.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,11 +24,11 @@ from torch import Tensor
 
 from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.configuration import Background
-from matbackprop.vision.data.cache import Cache, cache_key, open_cache, write_cache
+from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_regions
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
-from matbackprop.vision.files import show
+from matbackprop.vision.files import atomic_folder, read_json, show
 from matbackprop.vision.progress import track
 from matbackprop.vision.workers import parallel_map
 
@@ -71,30 +73,38 @@ def crop_region(
 
 
 class Regions:
-    """Cropped regions in a memory-mapped cache, as :func:`cache_regions` wrote them.
+    """Cropped regions in a cache of :func:`cache_regions`.
 
     Attributes:
-        pixels: uint8 (n, side, side, 4), the region in the upper left corner: red, green, blue, fraction in the mask.
+        path: folder of the cache.
+        pixels: uint8 (n, side, side, 4), memory-mapped, the region in the upper left corner: red, green, blue, fraction
+            inside the mask.
         sizes: int64 (n, 2), height and width of the region there.
         labels: int64 (n,), positions in ``categories``.
         areas: float64 (n,), area in the original image, in pixels.
         image_ids, annotation_ids: int64 (n,).
         categories: ``{"id": …, "name": …}``, sorted by id.
         skipped: reason → number of annotations left out.
+
+    Raises:
+        DataError: the cache is damaged or incomplete.
     """
 
-    def __init__(self, cache: Cache) -> None:
-        self.path = cache.path
+    def __init__(self, path: Path) -> None:
+        self.path = path
         try:
-            self.pixels: np.ndarray = cache.arrays["pixels"]
-            table = np.array(cache.arrays["table"])
+            meta = read_json(path / "meta.json", limit=1 << 28)
+            self.categories: list[dict[str, Any]] = meta["categories"]
+            self.skipped: dict[str, int] = meta["skipped"]
+            table = np.load(path / "table.npy", allow_pickle=False)
             self.sizes, self.labels, self.areas, self.image_ids, self.annotation_ids = (
                 np.ascontiguousarray(table[name]) for name in _ROW.fields or ()
             )
-            self.categories: list[dict[str, Any]] = cache.meta["categories"]
-            self.skipped: dict[str, int] = cache.meta["skipped"]
-        except (KeyError, IndexError) as error:
-            raise DataError(f"{cache.path} holds no regions ({error}). Remove the folder.") from None
+            shape = (len(table), meta["side"], meta["side"], 4)
+            self.pixels: np.ndarray = np.memmap(path / "pixels.bin", np.uint8, "r", shape=shape)
+        except (DataError, OSError, ValueError, LookupError, TypeError, EOFError) as error:
+            raise DataError(f"The cache {path} is damaged ({error}). Remove the folder; it is rebuilt.") from error
+        self._resident: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -103,6 +113,16 @@ class Regions:
     def classes(self) -> list[str]:
         """Names of the categories, in the order of the labels."""
         return [c["name"] for c in self.categories]
+
+    def resident(self, device: torch.device) -> Tensor:
+        """Return all pixels on a device, int32 (n, side, side); they are copied on the first call."""
+        if device not in self._resident:
+            store = torch.empty(self.pixels.shape[:3], dtype=torch.int32, device=device)
+            for start in range(0, len(self), 1024):
+                part = np.array(self.pixels[start : start + 1024])  # torch needs writable memory
+                store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
+            self._resident[device] = store
+        return self._resident[device]
 
 
 class _CroppedImage(NamedTuple):
@@ -158,7 +178,7 @@ def cache_regions(
     stat = Path(annotations).stat()
     key = cache_key(
         {
-            "version": 4,
+            "version": 5,
             "file": [Path(annotations).name, stat.st_size, stat.st_mtime_ns],
             "images": Path(images).resolve(),
             "crop": [side, margin, missing_images],
@@ -168,15 +188,17 @@ def cache_regions(
     if not path.exists():
         index = read_regions(annotations, images, missing_images=missing_images)
         crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
-        _write_regions(path, index, crops, missing_images)
-    return Regions(open_cache(path))
+        with atomic_folder(path) as scratch:
+            _write_regions(scratch, side, index, crops, missing_images)
+    return Regions(path)
 
 
-def _write_regions(path: Path, index: RegionIndex, crops: Iterable[_CroppedImage], missing_images: str) -> None:
+def _write_regions(
+    folder: Path, side: int, index: RegionIndex, crops: Iterable[_CroppedImage], missing_images: str
+) -> None:
     skipped, problems, tables = Counter(index.skipped), list(index.problems), []
     file = index.images[0].source
-
-    def pixels() -> Iterator[np.ndarray]:
+    with (folder / "pixels.bin").open("wb") as pixels:
         for entry, cropped in zip(index.images, crops, strict=True):
             bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
             if bad_image is not None and missing_images == "raise":
@@ -185,16 +207,15 @@ def _write_regions(path: Path, index: RegionIndex, crops: Iterable[_CroppedImage
                 )
             problems.extend(p for p in cropped.problems if p.kind != "empty mask")
             skipped.update([bad_image.kind] * len(entry.regions) if bad_image else [p.kind for p in cropped.problems])
-            if len(cropped.table):
-                tables.append(cropped.table)
-                yield cropped.pixels
-        if not tables:
-            raise DataError(f"{file} has no usable region. Left out: {dict(skipped)} ({first_problems(problems, 2)}).")
-
-    def table() -> Iterator[np.ndarray]:
-        yield from tables  # filled while the pixels are written
-
-    write_cache(path, {"pixels": pixels(), "table": table()}, {"categories": index.categories, "skipped": skipped})
+            pixels.write(cropped.pixels.tobytes())
+            tables.append(cropped.table)
+        os.fsync(pixels.fileno())
+    table = np.concatenate(tables)
+    if not len(table):
+        raise DataError(f"{file} has no usable region. Left out: {dict(skipped)} ({first_problems(problems, 2)}).")
+    np.save(folder / "table.npy", table)
+    meta = {"side": side, "categories": index.categories, "skipped": skipped}
+    (folder / "meta.json").write_text(json.dumps(meta))
     if problems:
         _log.warning("%d problems of %s, left out: %s", len(problems), file, first_problems(problems, 3))
 
@@ -298,32 +319,47 @@ def place_regions(
     return image.permute(0, 3, 1, 2), mask
 
 
-@functools.lru_cache(maxsize=4)
-def resident_store(path: Path, device: torch.device) -> Tensor:
-    """The bytes of all regions of a cache on ``device``, int32 (n, side, side); copied once per process."""
-    pixels = open_cache(path).arrays["pixels"]
-    count, side = pixels.shape[:2]
-    store = torch.empty((count, side, side), dtype=torch.int32, device=device)
-    for start in range(0, count, 1024):
-        part = np.array(pixels[start : start + 1024])  # torch needs writable memory
-        store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
-    return store
+class FetchedRegions(NamedTuple):
+    """A batch of regions in memory.
+
+    Attributes:
+        regions: int64 (b,), positions in the cache.
+        placement: int64 (b, 3), see :func:`draw_placements`.
+        pixels: uint8 (b, side, side, 4); None if all regions are on the device.
+    """
+
+    regions: Tensor
+    placement: Tensor
+    pixels: Tensor | None
+
+
+class ImageBatch(NamedTuple):
+    """A batch of regions as network input.
+
+    Attributes:
+        regions: int64 (b,), positions in the cache.
+        target: int64 (b,), classes.
+        image: (b, 3, canvas, canvas), normalized.
+        mask: (b, canvas, canvas), fraction of each pixel inside the region.
+    """
+
+    regions: Tensor
+    target: Tensor
+    image: Tensor
+    mask: Tensor
 
 
 class RegionSource:
-    """Batches of regions for a loader: bytes, or indices if the bytes are on the device.
-
-    :meth:`fetch` returns ``index`` and ``placement`` and, unless ``resident``, the ``pixels`` of a batch.
-    :meth:`assemble` computes images on the device.
+    """Batches of regions for a loader.
 
     Args:
         regions: the regions.
         positions: item i of this source is region ``positions[i]``.
-        seed: of the placements.
+        seed: seed of the placements.
         jitter: largest shift from the center of the canvas in pixels.
         flip: mirror half the regions.
-        resident: keep the bytes of all regions on the device.
-        canvas, background: of the images, as in :func:`place_regions`.
+        resident: keep the pixels of all regions on the device.
+        canvas, background: as in :func:`place_regions`.
     """
 
     def __init__(
@@ -350,32 +386,29 @@ class RegionSource:
         return len(self.positions)
 
     def placements(self, epoch: int) -> np.ndarray:
-        """Placements of the items in an epoch, int64 (n, 3); zero without jitter and flip."""
+        """Return the placements of all items in an epoch, int64 (n, 3)."""
         if self._placements is None or self._placements[0] != epoch:
             drawn = draw_placements(len(self), seed=self.seed, epoch=epoch, jitter=self.jitter, flip=self.flip)
             self._placements = (epoch, drawn)
         return self._placements[1]
 
-    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+    def fetch(self, indices: Tensor, epoch: int) -> FetchedRegions:
         """Read the items ``indices`` of an epoch."""
         items = np.asarray(indices)
-        index = self.positions[items]
-        batch = {"index": torch.from_numpy(index), "placement": torch.from_numpy(self.placements(epoch)[items])}
+        index, pixels = self.positions[items], None
         if not self.resident:
             order = np.argsort(index)  # ascending reads are faster
-            pixels = np.empty((len(index), *self.regions.pixels.shape[1:]), np.uint8)
-            pixels[order] = self.regions.pixels[index[order]]
-            batch["pixels"] = torch.from_numpy(pixels)
-        return batch
+            pixels = torch.empty((len(index), *self.regions.pixels.shape[1:]), dtype=torch.uint8)
+            pixels.numpy()[order] = self.regions.pixels[index[order]]
+        return FetchedRegions(torch.from_numpy(index), torch.from_numpy(self.placements(epoch)[items]), pixels)
 
-    def assemble(self, batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-        """Compute ``image``, ``mask``, ``target`` and ``index`` of a fetched batch on ``device``."""
+    def assemble(self, batch: FetchedRegions, device: torch.device) -> ImageBatch:
+        """Compute images and masks of a fetched batch on ``device``."""
         self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
-        index = batch["index"].to(device, non_blocking=True)
-        if "pixels" in batch:
-            store, rows = batch["pixels"].to(device, non_blocking=True), torch.arange(len(index), device=device)
+        index, placement = (part.to(device, non_blocking=True) for part in batch[:2])
+        if batch.pixels is None:
+            store, rows = self.regions.resident(device), index
         else:
-            store, rows = resident_store(self.regions.path, device), index
-        placement = batch["placement"].to(device, non_blocking=True)
+            store, rows = batch.pixels.to(device, non_blocking=True), torch.arange(len(index), device=device)
         image, mask = place_regions(store, rows, self._sizes[index], placement, **self._placing)
-        return {"image": image, "mask": mask, "target": self._labels[index], "index": index}
+        return ImageBatch(index, self._labels[index], image, mask)

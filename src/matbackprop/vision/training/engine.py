@@ -22,8 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from lightning_utilities.core.apply_func import apply_to_collection
-from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
@@ -249,7 +247,7 @@ class _Training:
         system.train()
         system.step = self.step
         for index, batch in enumerate(self.train_loader.read(self.epoch, self.batch), self.batch):
-            batch = _on_device(batch, self.data, self.device, training=True)
+            batch = self.data.on_device(batch, self.device, training=True)
             place = f"step {self.step}, epoch {self.epoch}, batch {index}"
             last = index + 1 == self.batches
             complete = last or (index + 1) % engine.accumulate == 0  # the batches of an optimizer step
@@ -433,7 +431,7 @@ def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineCon
     try:
         with torch.no_grad():
             for batch in track(batches, "Validating", len(loader)) if engine.progress else batches:
-                batch = _on_device(batch, data, device, training=False)
+                batch = data.on_device(batch, device, training=False)
                 with _autocast(engine, device):
                     system.validation_step(batch)
             numbers = system.means.flush(device if system.processes > 1 else None)
@@ -458,11 +456,6 @@ def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextMana
     return torch.autocast(
         device.type, dtype=torch.bfloat16, enabled=engine.precision == "bf16-mixed", cache_enabled=False
     )
-
-
-def _on_device(batch: Any, data: Data, device: torch.device, training: bool) -> Any:
-    batch = apply_to_collection(batch, Tensor, lambda t: t.to(device, non_blocking=True))
-    return data.on_device(batch, training)
 
 
 @contextmanager

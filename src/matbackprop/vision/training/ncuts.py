@@ -7,7 +7,7 @@ Images and labels are read into memory; augmentation runs on the device. The con
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -48,6 +48,24 @@ def split_images(
     return training[: config.limit], validation[: config.limit]
 
 
+class ImagesBatch(NamedTuple):
+    """Images with label maps, padded to one size.
+
+    Attributes:
+        image: (b, 3, h, w), uint8; floating point in [0, 1] after :func:`augment`.
+        grid: int64 (b, a, h', w'), labels of the cells for each annotator, −1 outside the image.
+        num_labels: number of labels, the same for all batches.
+        flip: bool (b,), images to mirror; None in evaluation.
+        factors: (b, 3), factors of brightness, contrast and saturation; None for no change.
+    """
+
+    image: Tensor
+    grid: Tensor
+    num_labels: int
+    flip: Tensor | None = None
+    factors: Tensor | None = None
+
+
 class PreparedSource:
     """Batches of prepared images with the random numbers of their augmentation.
 
@@ -68,22 +86,17 @@ class PreparedSource:
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Any]:
-        """Return padded arrays of the images ``indices``; labels outside an image are −1."""
+    def fetch(self, indices: Tensor, epoch: int) -> ImagesBatch:
+        """Return the images ``indices``."""
         items = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
-        batch: dict[str, Any] = {
-            "index": indices,
-            "image": pad_stack([i.image for i in items], 0, multiple),
-            "grid": pad_stack([i.grid for i in items], -1).long(),
-            "num_labels": self.num_labels,
-        }
-        if self.config is not None:
-            draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
-            batch["flip"] = draws[:, 0] < (0.5 if self.config.flip else 0.0)
-            if self.config.jitter:
-                batch["factors"] = 1 + self.config.jitter * (2 * draws[:, 1:] - 1)
-        return batch
+        image, grid = pad_stack([i.image for i in items], 0, multiple), pad_stack([i.grid for i in items], -1).long()
+        if self.config is None:
+            return ImagesBatch(image, grid, self.num_labels)
+        draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
+        flip = draws[:, 0] < (0.5 if self.config.flip else 0.0)
+        factors = 1 + self.config.jitter * (2 * draws[:, 1:] - 1) if self.config.jitter else None
+        return ImagesBatch(image, grid, self.num_labels, flip, factors)
 
 
 class ShapeLoader(EpochLoader):
@@ -103,20 +116,19 @@ class ShapeLoader(EpochLoader):
         return torch.cat([order[: whole * size].view(whole, size)[chunks].reshape(-1), order[whole * size :]])
 
 
-def augment(batch: dict[str, Any]) -> dict[str, Any]:
-    """Convert a batch of bytes to network input on its device: flip images and labels, and change colors."""
-    image, out = batch["image"].float() / 255, dict(batch)
-    if "flip" in batch:
-        flip = batch["flip"].view(-1, 1, 1, 1)
-        out["grid"] = torch.where(flip, batch["grid"].flip(-1), batch["grid"])
-        image = torch.where(flip, image.flip(-1), image)
-    if "factors" in batch:
-        brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch["factors"].unbind(-1))
+def augment(batch: ImagesBatch) -> ImagesBatch:
+    """Flip images and labels, change colors and convert to floating point, on the device of the batch."""
+    image, grid = batch.image.float() / 255, batch.grid
+    if batch.flip is not None:
+        flip = batch.flip.view(-1, 1, 1, 1)
+        image, grid = torch.where(flip, image.flip(-1), image), torch.where(flip, grid.flip(-1), grid)
+    if batch.factors is not None:
+        brightness, contrast, saturation = (f.view(-1, 1, 1, 1).to(image) for f in batch.factors.unbind(-1))
         mean = image.mean((1, 2, 3), keepdim=True)
         image = ((image - mean) * contrast + mean) * brightness
         gray = image.mean(1, keepdim=True)
         image = ((image - gray) * saturation + gray).clamp(0, 1)
-    return out | {"image": image}
+    return ImagesBatch(image, grid, batch.num_labels)
 
 
 class NCutsData(Data):
@@ -147,9 +159,9 @@ class NCutsData(Data):
             return None
         return EpochLoader(PreparedSource(self.validation, None, 0), 1, shuffle=False)
 
-    def on_device(self, batch: dict[str, Any], training: bool) -> dict[str, Any]:
+    def on_device(self, batch: Any, device: torch.device, *, training: bool) -> ImagesBatch:
         """Augment on the device."""
-        return augment(batch)
+        return augment(super().on_device(batch, device, training=training))
 
 
 # ------------------------------------------------------------------------------------------------- network, objective
@@ -181,18 +193,18 @@ class NCutsModule(System):
         if self.device.type == "cuda":
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
 
-    def rows(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def rows(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
         """Return rows of F (b, m, d) and labels (b, a, m)."""
-        features = self.model(batch["image"]).float()
+        features = self.model(batch.image).float()
         height, width = features.shape[1:3]
-        grid = batch["grid"][..., :height, :width]
+        grid = batch.grid[..., :height, :width]
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
         return features.flatten(1, 2), grid.flatten(-2)
 
-    def loss(self, batch: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
         """Return the mean objective of a batch, and the rows of F."""
         f, labels = self.rows(batch)
-        objective, number = self.config.train.objective, batch["num_labels"]
+        objective, number = self.config.train.objective, batch.num_labels
         if objective == "soft":
             value = normalized_cut_soft(f, labels, ridge=self.config.model.ridge, num_labels=number)
         elif objective == "j1":
@@ -201,7 +213,7 @@ class NCutsModule(System):
             value = normalized_cut_j2(f, labels, num_labels=number)
         return value.mean(), f
 
-    def training_step(self, batch: dict[str, Any]) -> Tensor:
+    def training_step(self, batch: ImagesBatch) -> Tensor:
         """Return the mean objective; record rank, spectrum and gradient every ``log_every`` steps."""
         total, f = self.loss(batch)
         self.record("train/objective", total)
@@ -226,11 +238,11 @@ class NCutsModule(System):
             "eigen_min": values[..., 0].mean(),
         }
 
-    def validation_step(self, batch: dict[str, Any]) -> None:
+    def validation_step(self, batch: ImagesBatch) -> None:
         """Record the loss of a held-out image."""
         total, _ = self.loss(batch)
         for name in ("loss", "objective"):
-            self.record(f"val/{name}", total, len(batch["image"]))
+            self.record(f"val/{name}", total, len(batch.image))
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         """Return AdamW with one cycle and two learning rates."""

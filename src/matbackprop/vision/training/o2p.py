@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.solvers import batched_eigh
-from matbackprop.vision.data.coco_regions import Regions
+from matbackprop.vision.data.coco_regions import ImageBatch, Regions
 from matbackprop.vision.distributed import gather
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
 from matbackprop.vision.training.config import O2PConfig
 from matbackprop.vision.training.engine import evaluate
-from matbackprop.vision.training.regions import ImageBatch, RegionBatch, RegionData, VectorBatch, describe, region_sets
+from matbackprop.vision.training.regions import RegionBatch, RegionData, VectorBatch, describe, region_sets
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import System

@@ -15,6 +15,7 @@ from matbackprop.errors import DataError
 from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.coco import coco_files
 from matbackprop.vision.data.coco_regions import (
+    ImageBatch,
     Regions,
     RegionSource,
     cache_regions,
@@ -43,17 +44,8 @@ def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
 # ------------------------------------------------------------------------------------------------------------- batches
 
 
-class ImageBatch(NamedTuple):
-    """Normalized images (b, 3, canvas, canvas) of regions with their masks (b, canvas, canvas)."""
-
-    regions: Tensor
-    target: Tensor
-    mask: Tensor
-    image: Tensor
-
-
 class VectorBatch(NamedTuple):
-    """Descriptors (b, d) of regions by a network whose features are not trained."""
+    """A batch of descriptors (b, d) of a network whose features are not trained; see :class:`ImageBatch`."""
 
     regions: Tensor
     target: Tensor
@@ -61,15 +53,6 @@ class VectorBatch(NamedTuple):
 
 
 RegionBatch = ImageBatch | VectorBatch
-
-
-class ImageSource(RegionSource):
-    """Batches of images."""
-
-    def on_device(self, batch: dict[str, Tensor], device: torch.device) -> ImageBatch:
-        """Return a batch from the result of :meth:`fetch`."""
-        parts = self.assemble(batch, device)
-        return ImageBatch(parts["index"], parts["target"], parts["mask"], parts["image"])
 
 
 class VectorSource:
@@ -90,14 +73,14 @@ class VectorSource:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def fetch(self, indices: Tensor, epoch: int) -> dict[str, Tensor]:
+    def fetch(self, indices: Tensor, epoch: int) -> Tensor:
         """Return the regions of the items ``indices``."""
-        return {"index": self.positions[indices]}
+        return self.positions[indices]
 
-    def on_device(self, batch: dict[str, Tensor], device: torch.device) -> VectorBatch:
-        """Return a batch from the result of :meth:`fetch`."""
+    def assemble(self, batch: Tensor, device: torch.device) -> VectorBatch:
+        """Gather the descriptors of fetched regions on ``device``."""
         self.vectors, self.labels = self.vectors.to(device), self.labels.to(device)  # once
-        index = batch["index"].to(device)
+        index = batch.to(device)
         return VectorBatch(index, self.labels[index], self.vectors[index])
 
 
@@ -130,7 +113,7 @@ class RegionData(Data):
         return self.train_regions.classes
 
     @cached_property
-    def sources(self) -> dict[str, ImageSource | VectorSource]:
+    def sources(self) -> dict[str, RegionSource | VectorSource]:
         """Sources of the batches: ``"train"`` and ``"validation"``."""
         train, validation = self.train_regions, self.validation_regions
         if self.vectors is not None:
@@ -159,15 +142,16 @@ class RegionData(Data):
         """Return validation batches in order."""
         return self._loader("validation", self.config.validation_batch_size, shuffle=False)
 
-    def on_device(self, batch: dict[str, Tensor], training: bool) -> RegionBatch:
-        """Place, flip, mask and normalize images, or gather descriptors, on the device."""
-        return self.sources["train" if training else "validation"].on_device(batch, batch["index"].device)
+    def on_device(self, batch: Any, device: torch.device, *, training: bool) -> RegionBatch:
+        """Assemble images, or gather descriptors, on the device."""
+        return self.sources["train" if training else "validation"].assemble(batch, device)
 
     def first_batches(self, count: int, device: torch.device) -> list[RegionBatch]:
         """Return the first training batches, the same in every process, for calibration."""
         order = self.train_loader().order(0)[: count * self.config.batch_size]
         source = self.sources["train"]
-        return [source.on_device(source.fetch(i, 0), device) for i in order.split(self.config.batch_size)]
+        fetched = (source.fetch(indices, 0) for indices in order.split(self.config.batch_size))
+        return [source.assemble(batch, device) for batch in fetched]  # type: ignore[arg-type]
 
 
 def fits_device(*parts: Regions) -> bool:
@@ -178,8 +162,8 @@ def fits_device(*parts: Regions) -> bool:
     return sum(regions.pixels.nbytes for regions in parts) <= memory / 4
 
 
-def _images(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> ImageSource:
-    return ImageSource(regions, positions, canvas=data.canvas, background=data.background, **options)
+def _images(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> RegionSource:
+    return RegionSource(regions, positions, canvas=data.canvas, background=data.background, **options)
 
 
 @torch.no_grad()
@@ -201,7 +185,7 @@ def describe(
     def batches(part: Regions, positions: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
         source = _images(part, positions, config.data)
         for indices in torch.arange(len(positions)).split(64):
-            batch = source.on_device(source.fetch(indices, 0), device)
+            batch = source.assemble(source.fetch(indices, 0), device)
             yield batch.image, batch.mask
 
     fit, _ = hold_out_images(regions[0].image_ids)

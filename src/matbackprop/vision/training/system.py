@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -137,6 +138,6 @@ class Data(ABC):
         """Return the validation batches, or None."""
         return None
 
-    def on_device(self, batch: Any, training: bool) -> Any:
-        """Return the system's input for a batch that is on the device."""
-        return batch
+    def on_device(self, batch: Any, device: torch.device, *, training: bool) -> Any:
+        """Return the system's input for a batch: its tensors on ``device``. Override to augment there."""
+        return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
