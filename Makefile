@@ -11,7 +11,7 @@ PYTEST := -m pytest -q -n 2 --dist worksteal
 QUICK  := -m "not slow and not data"
 NUMERICAL := $(addprefix tests/,functional nn paper solvers spd vision/metrics vision/segmentation)
 
-# Settings with which torch and MKL run the code that they have for other processors.
+# Settings that make torch and MKL use their code for other processors.
 PROCESSORS ?= ATEN_CPU_CAPABILITY=default,MKL_ENABLE_INSTRUCTIONS=SSE4_2 \
   ATEN_CPU_CAPABILITY=avx2,MKL_CBWR=COMPATIBLE,OMP_NUM_THREADS=2
 
@@ -68,7 +68,7 @@ docs: .venv/.dev
 slow: .venv/.dev
 	$(BIN)/python $(PYTEST) -m "(slow or data) and not browser"
 
-# The page in headless Chromium, which must be installed.
+# The web page in headless Chromium, which must be installed.
 browser: .venv/.dev
 	$(BIN)/python -m pytest -q -m browser
 
@@ -78,11 +78,11 @@ processors: .venv/.dev
 	  env $$(echo $$settings | tr , ' ') $(BIN)/python $(PYTEST) $(QUICK) -k "not compil" $(NUMERICAL) || failed=1; \
 	done; exit $$failed
 
-# The newest torch, and what needs it: torchvision, timm.
+# The newest torch with torchvision and timm.
 newest: .venv-newest/.test
 	$(NEWEST)/python $(PYTEST) $(QUICK) $(NUMERICAL) tests/vision/models tests/vision/training/test_hub_presets.py
 
-# Other Pythons, and the lowest versions that pyproject.toml allows; uv downloads what is missing.
+# Other Python versions, and the lowest versions that pyproject.toml allows; uv downloads them.
 VERSIONS ?= 3.11-lowest 3.12-newest 3.13-newest
 versions: $(VERSIONS:%=version-%)
 version-%-lowest: OPTIONS := --resolution lowest-direct

@@ -26,7 +26,7 @@ extensions = [
 ]
 myst_enable_extensions = ["amsmath", "attrs_block", "attrs_inline", "colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # notebooks carry the output of their last run; a test runs them again
+nb_execution_mode = "off"  # notebooks contain their output; a test runs them
 nb_merge_streams = True
 html_math_renderer = "katex"
 exclude_patterns = ["_build", "_generated"]
@@ -47,7 +47,7 @@ html_logo = "_static/logo.svg"
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_theme_options = {
-    "sidebar_hide_name": True,  # the logo says it
+    "sidebar_hide_name": True,  # the logo contains the name
     "light_css_variables": {"color-brand-primary": "#1f66c1", "color-brand-content": "#1f66c1"},
     "dark_css_variables": {"color-brand-primary": "#6ea8f2", "color-brand-content": "#6ea8f2"},
 }
@@ -61,9 +61,9 @@ _MARKUP = re.compile(r"(?<![*\w])\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|")
 
 
 def _escape(app, what, name, obj, options, lines):
-    """Docstrings are read as plain text too: ``(*b, m)`` and ``|x|`` outside literals are no markup in them."""
-    block = None  # indentation of a formula or example, whose lines are left alone
-    literal = False  # whether the line begins within a literal
+    """Escape ``(*b, m)`` and ``|x|`` outside literals: docstrings are plain text."""
+    block = None  # indentation of a formula or example, which is not changed
+    literal = False  # whether the line starts inside a literal
     for i, line in enumerate(lines):
         indent = len(line) - len(line.lstrip())
         if block is not None and (not line.strip() or indent > block):
@@ -76,16 +76,14 @@ def _escape(app, what, name, obj, options, lines):
         for n, span in enumerate(spans):
             if (n % 2 == 1) == literal:
                 parts = re.split(r"(:[a-z:]+:`.*?`)", span)
-                parts[::2] = [
-                    re.sub(r"(?<![*\w])\*(?=\w)(?=[^*]*$)|(?<=\()\*(?=\w)|\|", r"\\\g<0>", p) for p in parts[::2]
-                ]
+                parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
                 spans[n] = "".join(parts)
         literal ^= len(spans) % 2 == 0
         lines[i] = "``".join(spans)
 
 
 def _skip(app, what, name, obj, skip, options):
-    """Leave out the fields of named tuples: their docstring lists them."""
+    """Skip the fields of named tuples, which their docstring lists."""
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 

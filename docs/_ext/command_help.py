@@ -1,4 +1,4 @@
-"""``{command-help} NAME``: the ``--help`` of a command, taken from the command itself when the pages are built."""
+"""Directive ``{command-help} NAME``: the output of ``matbackprop NAME --help``."""
 
 import contextlib
 import io

@@ -1,16 +1,16 @@
-"""Formulas drawn in the browser by KaTeX, which comes with the pages: they need no network."""
+"""Render formulas by KaTeX, which is included in the pages and needs no network."""
 
 from html import escape
 
 from docutils import nodes
 
-# Signs that read well in a docstring → their LaTeX.
+# Unicode characters in docstrings → LaTeX.
 _SIGNS = {"⊤": r"\top ", "½": r"\tfrac{1}{2}", "²": "^{2}", "‖": r"\Vert ", "−": "-", "₁": "_{1}", "₂": "_{2}"}
 
 
 def _source(node: nodes.Node) -> str:
     source = node.astext().replace("{align*}", "{aligned}").replace("{align}", "{aligned}")
-    lines = source.strip().split("\n\n")  # a blank line in a formula begins a new line of it
+    lines = source.strip().split("\n\n")  # a blank line starts a new line of the formula
     source = source if len(lines) == 1 else r"\begin{gathered}" + r"\\[4pt] ".join(lines) + r"\end{gathered}"
     return escape("".join(_SIGNS.get(sign, sign) for sign in source))
 

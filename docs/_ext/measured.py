@@ -1,4 +1,4 @@
-"""Build pages from measurements: benchmarks/results → docs/_generated, before the pages are read."""
+"""Generate the benchmark pages in docs/_generated from benchmarks/results."""
 
 import json
 import sys
@@ -21,6 +21,5 @@ def build(app):
 
 
 def setup(app):
-    """Register the extension."""
     app.connect("builder-inited", build)
     return {"parallel_read_safe": True}

@@ -1,7 +1,4 @@
-"""Above every notebook: the file itself and, where the repository that is built is known, a link to it in Colab.
-
-GitHub Actions and Read the Docs both say which repository they build; a build elsewhere offers the file alone.
-"""
+"""Add a download link to every notebook and, on GitHub Actions and Read the Docs, a link to Colab."""
 
 import os
 import re
@@ -10,7 +7,7 @@ from pathlib import Path
 
 
 def repository() -> str | None:
-    """``"owner/name"`` of the repository on GitHub that is being built."""
+    """Return ``"owner/name"`` of the GitHub repository that is being built."""
     clone = re.search(r"github\.com[:/](.+?)(?:\.git)?$", os.environ.get("READTHEDOCS_GIT_CLONE_URL", ""))
     return os.environ.get("GITHUB_REPOSITORY") or (clone[1] if clone else None)
 
