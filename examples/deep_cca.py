@@ -1,9 +1,9 @@
 """Train two networks whose outputs correlate, by deep canonical correlation analysis.
 
 The loss is minus the sum of the canonical correlations of the outputs, the nuclear norm of the cross-covariance of
-whitened outputs. Two outputs of the first network are zero at the start, as dead units are, so that eigenvalues of its
-covariance coincide. The gradient of the usual implementation by ``torch.linalg.eigh`` is then NaN, and the networks are
-lost after one step. The gradient of ``whiten`` is exact.
+whitened outputs. Two outputs of the first network are initialized to zero, like dead units, so that eigenvalues of its
+covariance coincide. The gradient of the usual implementation by ``torch.linalg.eigh`` is then NaN after one step. The
+gradient of ``whiten`` is exact.
 
     python examples/deep_cca.py [output.png]
 
@@ -34,7 +34,7 @@ def views(n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def network(dead: int) -> nn.Sequential:
-    """An encoder with eight outputs, the first of which are zero at the start."""
+    """An encoder with eight outputs, the first of which are initialized to zero."""
     last = nn.Linear(48, 8)
     with torch.no_grad():
         last.weight[:dead] = 0
@@ -59,7 +59,7 @@ def correlation(x: Tensor, y: Tensor, white: Callable[[Tensor], Tensor]) -> Tens
 
 
 def train(white: Callable[[Tensor], Tensor], steps: int) -> list[float]:
-    """Train, and return the sum of correlations of new data after each step; it ends with the first NaN."""
+    """Train, and return the sum of correlations of new data after each step, up to the first NaN."""
     torch.manual_seed(0)
     (x, y), (new_x, new_y) = views(500, 1), views(500, 2)
     one, other = network(dead=2), network(dead=0)

@@ -1,9 +1,9 @@
 """Train an encoder without labels by a whitening loss (W-MSE).
 
-Two noisy views of each point get embeddings that must agree. Without whitening the encoder learns a constant. Whitened
-embeddings have the identity as covariance, so that they cannot collapse. At the start all embeddings are nearly on a
-line. The covariance is almost singular there, and Cholesky factors and gradients of eigenvectors are unstable. The
-gradient of ``whiten`` is exact.
+The loss is the distance between the embeddings of two noisy views of each point. Without whitening the encoder becomes
+constant. Whitened embeddings have covariance I and cannot collapse. Initially the embeddings are nearly on a line, so
+that the covariance is almost singular and Cholesky factors and gradients of eigenvectors are unstable. The gradient of
+``whiten`` is exact.
 
     python examples/whitening_loss.py [output.png]
 
