@@ -20,8 +20,8 @@ BLOCKS = 1000  # the same for Python's memory blocks; a process has some 700,000
 
 def main() -> int:
     """Run all parts and write the summary. Exit code 0 if nothing grew and results agree."""
+    from helpers.concurrency import call_in_processes, call_in_threads
     from helpers.long_runs import segment_long, train_long
-    from helpers.many_places import call_in_processes, call_in_threads
 
     parser = options_of("long_runs", __doc__)
     parser.add_argument("--steps", type=int, default=10_000, help="steps of training")

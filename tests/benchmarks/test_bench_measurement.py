@@ -97,7 +97,7 @@ def test_results_round_trip_and_keep_other_suites(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": {}, "records": [{"nothing": 1}]}'])
-def test_damaged_results(tmp_path, text):
+def test_corrupt_results(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(DataError, match=r"x\.json"):

@@ -5,8 +5,8 @@ import tempfile
 
 import pytest
 
+from helpers.concurrency import call_in_processes, call_in_threads
 from helpers.long_runs import segment_long, train_long
-from helpers.many_places import call_in_processes, call_in_threads
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and fork")
 

@@ -231,7 +231,7 @@ def test_help_of_long_commands_loads_no_heavy_modules(words):
     assert done.stderr == "[]\n" and "--data.root" in done.stdout
 
 
-def test_wrong_options_are_named(capsys):
+def test_wrong_options_are_reported(capsys):
     assert call("train", "o2p", "--engine.max-epohcs", "3") == 2
     assert "max-epohcs" in "".join(capsys.readouterr())
 

@@ -43,7 +43,7 @@ def folders(tmp_path):
 
 
 @pytest.mark.data
-def test_gold(capsys, data_root):
+def test_scores_of_the_benchmark_are_reproduced(capsys, data_root):
     gold = data_root / "bsds_gold"
     document = as_json(capsys, gold / "segs", "--ground-truth", gold / "groundTruth", "--no-boundary")
     expected = {
@@ -59,7 +59,7 @@ def test_gold(capsys, data_root):
     assert document["images"] == 5 and document["annotators"] == 26 and document["segmentations"] == 5
 
 
-def test_numbers_by_hand(capsys, folders):
+def test_scores_equal_hand_computed_ones(capsys, folders):
     document = as_json(capsys, folders[0], "--ground-truth", folders[1])
     scores = document["scores"]
     assert scores["paper_best"] == 1 and scores["covering_best"] == 1
@@ -113,7 +113,7 @@ def test_contour_maps_that_segment_writes_belong_to_their_pictures(capsys, tmp_p
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_same(capsys, folders):
+def test_two_workers_give_the_same_scores(capsys, folders):
     words = (folders[0], "--ground-truth", folders[1])
     assert as_json(capsys, *words, "--workers", 2) == as_json(capsys, *words, "--workers", 1)
 
@@ -137,7 +137,7 @@ def test_transposed_maps(capsys, folders):
     assert code == 2 and "a: segmentation 1 has size 30×20" in err and "Transpose" in err
 
 
-def test_each_unreadable_file_is_named(capsys, folders):
+def test_each_unreadable_file_is_reported(capsys, folders):
     for name in ("a", "b"):
         (folders[0] / f"{name}.npz").write_bytes(b"nonsense")
     code, out, err = run(capsys, folders[0], "--ground-truth", folders[1])
@@ -204,7 +204,7 @@ def test_soft_contours_of_all_formats_have_equal_scores(capsys, contours):
     assert code == 0 and "Boundary F-measure: 4 images, 4 thresholds" in out and "precision" in out
 
 
-def test_bad_contour_maps_are_named(capsys, contours):
+def test_bad_contour_maps_are_reported(capsys, contours):
     for name, content, expected in (
         ("c.npy", np.full((60, 90), 7.5), r"c.npy has strengths outside [0, 1]"),
         ("c.npy", np.zeros((60, 90, 3)), "(60, 90, 3)"),

@@ -62,7 +62,7 @@ def test_smoke_run(recipe, tmp_path, capsys):
     assert again["val/loss"] == pytest.approx(run.read_summary()["val/loss"], rel=1e-4)
 
 
-def test_a_configuration_of_no_recipe_is_refused(tmp_path, capsys):
+def test_a_configuration_of_no_recipe_is_rejected(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"strange": 1}')
     assert call("evaluate", "run", str(tmp_path)) == 2
     err = capsys.readouterr().err

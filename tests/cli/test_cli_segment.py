@@ -62,7 +62,7 @@ def test_with_a_saved_model(picture, tmp_path):
     assert len(document["images"][0]["regions"]) == 8
 
 
-def test_bad_pictures_are_named_counted_and_skipped(picture, tmp_path, capsys):
+def test_bad_pictures_are_reported_counted_and_skipped(picture, tmp_path, capsys):
     folder = picture.parent / "photos"
     folder.mkdir()
     picture.rename(folder / "good.png")
@@ -91,7 +91,7 @@ def test_no_readable_picture_exits_with_2_and_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_invalid_requests_are_refused_before_any_output(picture, tmp_path, capsys):
+def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, capsys):
     with pytest.raises(DataError, match="No picture"):
         main(Config(()))
     with pytest.raises(DataError, match="Nothing matches"):

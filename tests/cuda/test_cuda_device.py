@@ -27,7 +27,7 @@ def check(a, values, vectors):
     assert (a @ vectors - vectors * values.unsqueeze(-2)).abs().amax() < tol * a.abs().amax()
 
 
-def test_the_fast_routes_are_available():
+def test_the_kernels_are_available():
     assert route("cuda", torch.float64, n=36, batch=100) == "jacobi"
     assert route("cuda", torch.float32, n=169, batch=100) == "tridiagonal"
     assert route("cuda", torch.float64, n=1024, batch=1) == "tridiagonal"

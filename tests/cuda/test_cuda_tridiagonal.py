@@ -57,7 +57,7 @@ def check(a, values, vectors):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("name", hard_spectra(3))
-def test_every_spectrum(kernels, name):
+def test_decompositions_are_accurate_for_every_spectrum(kernels, name):
     a = hard_spectra(37)[name]
     values, vectors = solve(kernels, a)
     check(a, values, vectors)
@@ -67,7 +67,7 @@ def test_every_spectrum(kernels, name):
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("n", [17, 32, 33, 64, 90])
-def test_orders(kernels, n):
+def test_decompositions_are_accurate_at_every_order(kernels, n):
     a = hard_spectra(n, batch=1)["ReLU features"]
     check(a, *solve(kernels, a))
 
@@ -121,7 +121,7 @@ def test_unsolved_leaves_become_nan(kernels):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("exponent", [-1040, -500, 500, 1020])
-def test_any_scale(kernels, exponent):
+def test_matrices_of_any_scale_are_decomposed(kernels, exponent):
     a = hard_spectra(20)["decaying features"]
     a = a / a.abs().amax((-2, -1), keepdim=True)
     values, vectors = solve(kernels, torch.ldexp(a, torch.tensor(exponent)))

@@ -26,7 +26,7 @@ def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(ke
     assert not {name for setting in row.trials for name in setting} & set(row.model)
 
 
-def test_one_command_fills_the_table(tmp_path, monkeypatch):
+def test_one_command_builds_the_table_of_backbones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = Config(
         out=tmp_path / "backbones",
@@ -59,7 +59,7 @@ def test_one_command_fills_the_table(tmp_path, monkeypatch):
     assert "--model.train-from pool5" in command and "--data.canvas 67" in command and "--data.batch-size 4" in command
 
 
-def test_trials_alone_are_a_table(tmp_path):
+def test_a_table_is_built_from_trials_only(tmp_path):
     table = Backbones(Config(out=tmp_path, rows=("alexnet-frozen-first",)))
     metrics = {"setting": {"optimizer.rate": 0.1}, "error": 40.0, "error_large": 30.0}
     table.results.run("alexnet-frozen-first", "trial", 0, {}, lambda: metrics)

@@ -36,7 +36,7 @@ def config(root, tmp_path_factory):
     )  # fmt: skip
 
 
-def test_the_whole_protocol(config, monkeypatch):
+def test_all_scores_of_the_protocol_are_written(config, monkeypatch):
     monkeypatch.chdir(config.out.parent)
     bsds500.main(config)
     table = Bsds500(config)
@@ -73,7 +73,7 @@ def test_one_map_is_at_the_common_threshold():
     assert actual["eight_best"] == 1 and actual["eight_average"] >= actual["one_average"]
 
 
-def test_bad_options_are_named(tmp_path):
+def test_bad_options_are_reported(tmp_path):
     with pytest.raises(ConfigurationError, match="no row 'vgg'"):
         Bsds500(Config(rows=("vgg",)))
     with pytest.raises(DataError, match="no finished run"):

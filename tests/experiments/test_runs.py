@@ -43,7 +43,7 @@ def test_a_failed_run_leaves_no_line(tmp_path):
     assert Results(tmp_path).records == []
 
 
-def test_a_damaged_line_is_named(tmp_path):
+def test_a_corrupt_line_is_reported(tmp_path):
     (tmp_path / "results.jsonl").write_text('{"kind": "run", "row": "a"}\n{"kind": "ru')
     with pytest.raises(DataError, match=r"results\.jsonl, line 2 is not JSON"):
         Results(tmp_path)

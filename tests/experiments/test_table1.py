@@ -172,7 +172,7 @@ def test_half_precision_is_for_networks_on_gpus(row, accelerator, precision):
     assert table.recipe(Table1.rows[row], "seed", 0, {}).engine.precision == precision
 
 
-def test_bad_options_are_named(config):
+def test_bad_options_are_reported(config):
     with pytest.raises(ConfigurationError, match="no row 'resnet'"):
         Table1(Config(rows=("resnet",)))
     with pytest.raises(ConfigurationError, match=r"--data\.split is set by the table"):

@@ -56,7 +56,7 @@ def test_every_row_of_the_paper_is_present():
     assert {*baselines.BASELINES, baselines.HUMANS} <= set(ROWS)
 
 
-def test_bad_options_are_named(tmp_path):
+def test_bad_options_are_reported(tmp_path):
     with pytest.raises(ConfigurationError, match="no row 'resnet'"):
         Table2(Config(rows=("resnet",)))
     with pytest.raises(ConfigurationError, match="one per fold"):
@@ -117,7 +117,7 @@ def test_baselines_are_rows_of_the_same_table(tmp_path, cache):
         baselines.Config(rows=(PLAIN,))
 
 
-def test_rows_of_another_device_are_named(tmp_path):
+def test_rows_of_another_device_are_reported(tmp_path):
     table = Table2(Config(out=tmp_path, rows=(PLAIN, DEEP)))
     scores = {"scores": {"paper_best": 0.5, "paper_average": 0.4}, "per_image": {}}
     for row, device in ((PLAIN, "cpu"), (DEEP, "cuda")):

@@ -19,7 +19,7 @@ RIGHT = {"exact", "undetermined", "clear error"}
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("row", range(len(ROWS)), ids=[row.name for row in ROWS])
-def test_answers_are_exact_or_refused_with_a_clear_error(row):
+def test_answers_are_exact_or_rejected_with_a_clear_error(row):
     record = adversarial.record(0, row, mutations=False)
     assert set(record["verdicts"].values()) <= RIGHT, record
 

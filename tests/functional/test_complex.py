@@ -152,7 +152,7 @@ def test_procrustes_finds_the_unitary_matrix_between_complex_points():
     ],
     ids=["eigh", "svd", "generalized_eigh"],
 )
-def test_loss_depending_on_the_phase_of_a_vector_is_refused(vectors):
+def test_loss_depending_on_the_phase_of_a_vector_is_rejected(vectors):
     a = hermitian("separated").requires_grad_()
     with pytest.raises(TieError, match="phase of a complex vector"):
         vectors(a)[..., 0].real.sum().backward()
@@ -163,7 +163,7 @@ def test_loss_depending_on_the_phase_of_a_vector_is_refused(vectors):
     assert a.grad.isfinite().all()
 
 
-def test_loss_of_vectors_of_a_zero_singular_value_is_refused():
+def test_loss_of_vectors_of_a_zero_singular_value_is_rejected():
     x = to_complex(with_singular_values(3, 3, (2.0, 1.0, 0.0))).requires_grad_()
     u, _, vh = mb.svd(x)
     with pytest.raises(TieError):

@@ -76,7 +76,7 @@ def test_derivative_of_powers_in_the_exponent(p):
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 5, -1, -3])
-def test_whole_powers(n):
+def test_integer_powers(n):
     function, _ = power_function(n)
     for a, b, c in [(0.5, 0.5, 0.5), (0.5, 0.5, 2.0), (-1.0, 0.25, 3.0), (2.0, -2.0, 2.0)]:
         for points, actual in [((a, b), function.first), ((a, b, c), function.second)]:
@@ -113,7 +113,7 @@ def test_second_differences_of_user_defined_functions_at_ties(point, spread):
     assert abs(function.second(*map(_tensor, points)).item() - expected) <= 1e-13
 
 
-def test_invalid_functions_are_refused():
+def test_invalid_functions_are_rejected():
     with pytest.raises(DomainError, match="Unknown matrix function 'logarithm'"):
         resolve_function("logarithm")
     with pytest.raises(DomainError, match="needs exponent"):

@@ -105,7 +105,7 @@ def test_a_network_as_a_function():
     assert loss() < before
 
 
-def test_closure_over_a_trainable_tensor_is_refused():
+def test_closure_over_a_trainable_tensor_is_rejected():
     t = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
     pair = (lambda x: torch.tanh(t * x), lambda x: t * (1 - torch.tanh(t * x) ** 2))
     a, f = symmetric("separated"), with_singular_values(3, 4, (1.0, 2.0, 3.0))
@@ -149,7 +149,7 @@ def test_wrong_parameters():
         mb.matrix_function(a, TANH, params=(0.5, 1.0))
 
 
-def test_the_module_takes_parameters_in_the_call():
+def test_the_module_accepts_parameters_in_the_call():
     t, s = _parameters()
     a = symmetric("separated")
     module = mb.nn.MatrixFunction(TANH)

@@ -45,7 +45,7 @@ def test_identity_as_b_gives_eigh():
     torch.testing.assert_close(*grads)
 
 
-def test_scaling_both_matrices_changes_nothing():
+def test_generalized_eigenvalues_are_scale_invariant():
     """Euler: λ is homogeneous of degree 0 in (A, B), so its gradients are orthogonal to (A, B)."""
     a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
     g_a, g_b = torch.autograd.grad(generalized_eigh(a, b).eigenvalues[:, 1].sum(), (a, b))

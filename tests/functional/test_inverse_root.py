@@ -62,7 +62,7 @@ def test_gradient_equals_that_of_the_power_of_the_damped_matrix():
 
 
 @pytest.mark.parametrize("bad", [0, -2, float("nan"), float("inf"), True, "4"])
-def test_invalid_roots_are_refused(bad):
+def test_invalid_roots_are_rejected(bad):
     for build in (lambda: inverse_root(torch.eye(2), bad), lambda: nn.InverseRoot(bad)):
         with pytest.raises(DomainError, match="p must be a positive number"):
             build()

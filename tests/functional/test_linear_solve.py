@@ -72,7 +72,7 @@ def test_conjugate_gradients_find_the_dense_solution():
     torch.testing.assert_close(fixed, x, rtol=1e-8, atol=1e-9)
 
 
-def test_conjugate_gradients_leave_converged_systems_alone():
+def test_conjugate_gradients_do_not_change_converged_systems():
     """Systems of one batch that need 1, 2 and 0 steps."""
     scale = torch.tensor([1.0, 2.0, 2.0, 2.0], dtype=torch.float64)
     b = torch.tensor([[0.0, 2.0, 4.0, 6.0], [1.0, 2.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
@@ -262,7 +262,7 @@ INDEFINITE = {
 
 
 @pytest.mark.parametrize("name", INDEFINITE)
-def test_systems_that_are_not_positive_definite_are_refused(name):
+def test_systems_that_are_not_positive_definite_are_rejected(name):
     with pytest.raises((SolverError, NumericalError), match="positive"):
         INDEFINITE[name]()
 

@@ -54,7 +54,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 @pytest.mark.parametrize("case", list(CASES))
-def test_bad_input_is_refused(name, case):
+def test_bad_input_is_rejected(name, case):
     f, labels, keywords, error, words = CASES[case]
     with pytest.raises(error, match=words):
         OBJECTIVES[name][0](f, labels, **keywords)
@@ -73,7 +73,7 @@ def test_a_ridge_must_be_positive_and_finite(ridge):
         normalized_cut_soft(F, L, ridge=ridge)
 
 
-def test_j1_refuses_negative_degrees_and_j2_takes_them():
+def test_j1_rejects_negative_degrees_and_j2_accepts_them():
     f = F.clone()
     f[1, 4] = -1
     with pytest.raises(DomainError, match="1 of 20 rows have a negative degree"):
@@ -110,7 +110,7 @@ def test_checks_of_values_can_be_switched_off():
     assert torch.isfinite(value[1])
 
 
-def test_a_label_far_beyond_the_number_of_rows_is_refused():
+def test_a_label_far_beyond_the_number_of_rows_is_rejected():
     labels = L.clone()
     labels[0] = 2**33
     with pytest.raises(LabelError, match="largest label is 8589934592 for 20 labeled rows"):

@@ -50,7 +50,7 @@ def test_an_image_of_zeros_does_not_change_the_others(name):
     assert (f.grad[1] == 0).all()
 
 
-def test_a_row_of_degree_zero_is_left_out_of_j1():
+def test_j1_ignores_rows_of_degree_zero():
     f, labels = features(20, 3), regions(20)
     f[7] = 0
     without = labels.clone()
@@ -69,7 +69,7 @@ def test_zero_rows_count_in_j2():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_absent_regions_and_a_generous_bound_change_nothing(name):
+def test_absent_regions_and_a_large_bound_do_not_change_the_result(name):
     f, labels = features(20, 3), regions(20, k=3)
     expected = dense_value(name, f, labels)
     torch.testing.assert_close(thin(name, f, labels, num_labels=50), expected, rtol=0, atol=1e-9)
@@ -197,7 +197,7 @@ def test_a_whole_image_needs_little_memory():
     assert peak_memory() - before > 150  # the measurement works
 
 
-def test_lambda_may_be_a_batch_of_one_shape_only():
+def test_lambda_must_have_the_batch_shape():
     f, labels = features(2, 20, 3), regions(2, 20)
     shared = normalized_cut_j1(f, labels, lam=lambda_matrix(3))
     each = normalized_cut_j1(f, labels, lam=lambda_matrix(3).expand(2, 3, 3))

@@ -174,7 +174,7 @@ def test_packed_weights_and_annotators():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_annotators_are_averaged_and_empty_ones_left_out(name):
+def test_annotators_are_averaged_and_empty_ones_ignored(name):
     f = features(2, 20, 4)
     labels = torch.stack([regions(2, 20, k=k, ignored=0.1, seed=k) for k in (2, 4, 6)], dim=1)
     labels[1, 2] = -1  # the second image has two annotators only

@@ -99,7 +99,7 @@ def test_a_training_step_in_a_cuda_graph(m, device):
     assert losses == sorted(losses, reverse=True) and losses[0] > losses[-1]
 
 
-def test_eps_on_the_cpu_is_moved_and_a_wrong_shape_is_refused(device):
+def test_eps_on_the_cpu_is_moved_and_a_wrong_shape_is_rejected(device):
     f = relu_features(6, 9, 2).to(device, torch.float32)
     expected = second_order_pool(f, eps=1e-3)
     torch.testing.assert_close(second_order_pool(f, eps=torch.tensor(1e-3)), expected)

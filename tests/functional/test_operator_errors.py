@@ -205,7 +205,7 @@ def test_options():
             operator(torch.eye(3), broadening=0.0)
 
 
-def test_vectors_of_no_triangular_number_are_refused():
+def test_vectors_of_no_triangular_number_are_rejected():
     with pytest.raises(ShapeError, match=r"n\(n\+1\)/2 entries"):
         mb.unvectorize_symmetric(torch.ones(2, 4))
     with pytest.raises(ShapeError):

@@ -48,7 +48,7 @@ def test_second_derivative_at_the_identity_equals_the_series():
 
 
 @pytest.mark.parametrize("operator", [matrix_log, lambda a: second_order_pool(a, eps=0.1)])
-def test_third_derivatives_are_refused(operator):
+def test_third_derivatives_are_rejected(operator):
     a = (torch.eye(3, dtype=torch.float64) * 2).requires_grad_()
     (first,) = torch.autograd.grad(operator(a).square().sum(), a, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), a, create_graph=True)

@@ -46,7 +46,7 @@ def test_the_textbook_karcher_mean(n, condition):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_asymmetric_matrices_are_refused_in_every_dtype(dtype):
+def test_asymmetric_matrices_are_rejected_in_every_dtype(dtype):
     a = symmetric("separated").to(dtype)
     mb.matrix_exp(a + 0.2 * torch.finfo(dtype).eps * a.triu())
     a[0, 1] += 0.5
@@ -70,13 +70,13 @@ def test_square_root_of_a_covariance_of_low_rank(dtype, m):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_negative_eigenvalues_above_rounding_are_refused(dtype):
+def test_negative_eigenvalues_above_rounding_are_rejected(dtype):
     a = torch.diag(torch.tensor([1.0, -0.05, 0.5])).to(dtype)
     with pytest.raises(DomainError, match="needs nonnegative eigenvalues"):
         mb.matrix_sqrt(a)
 
 
-def test_the_derivative_of_a_square_root_at_a_singular_matrix_is_refused():
+def test_the_derivative_of_a_square_root_at_a_singular_matrix_is_rejected():
     """It is infinite there: raise an error instead of returning NaN."""
     a = torch.diag(torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64))
     for way in (mb.matrix_sqrt, lambda x: mb.matrix_power(x, 0.5)):
@@ -102,7 +102,7 @@ def test_the_derivative_of_a_square_root_at_a_singular_matrix_is_refused():
         lambda: mb.matrix_inverse(1e-310 * torch.eye(2, dtype=torch.float64)),
     ],
 )
-def test_a_result_that_overflows_is_refused(overflow):
+def test_a_result_that_overflows_is_rejected(overflow):
     with pytest.raises(DomainError, match="overflows"):
         overflow()
 
@@ -124,7 +124,7 @@ def test_exponent_with_one_element_of_any_shape(shape, batch):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_invalid_exponents_are_refused(bad):
+def test_invalid_exponents_are_rejected(bad):
     a = symmetric("separated")
     for exponent in (bad, torch.tensor(bad)):
         with pytest.raises(ValueError, match="exponent"):

@@ -25,7 +25,7 @@ FREE = {name: call for name, call in CUTS.items() if name != "embedding"} | {
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-90, 1e90, 1e170, 1e300])
-def test_features_whose_degrees_overflow_are_refused(scale):
+def test_features_whose_degrees_overflow_are_rejected(scale):
     """Regression: the embedding's eigenvalues of 1e170·I were 0 instead of 1."""
     with pytest.raises(DomainError, match="Scale it"):
         CUTS["embedding"](scale * EYE)
@@ -60,14 +60,14 @@ def test_float32_computation_checks_the_range_of_float32():
         torch.testing.assert_close(value, torch.tensor(0.0))
 
 
-def test_pooling_refuses_squares_that_overflow():
+def test_pooling_rejects_squares_that_overflow():
     with pytest.raises(DomainError, match="Scale it"):
         mb.second_order_pool(1e170 * EYE)
     expected = torch.diag_embed(torch.full((4,), 1e-3, dtype=torch.float64).log())
     torch.testing.assert_close(mb.second_order_pool(1e-170 * EYE), expected)
 
 
-def test_intermediate_overflow_of_a_gradient_is_refused():
+def test_intermediate_overflow_of_a_gradient_is_rejected():
     """Near ties of huge matrices: the gradient is finite, but an intermediate result is not."""
     a = (1e300 * torch.diag(torch.tensor([1.0, 1.0 + 1e-12, 2.0], dtype=torch.float64))).requires_grad_()
     _, u = mb.eigh(a)

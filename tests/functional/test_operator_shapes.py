@@ -118,7 +118,7 @@ def test_deterministic(case, dtype):
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_id)
-def test_nothing_writes_into_its_inputs(case, device):
+def test_operators_do_not_write_into_their_inputs(case, device):
     inputs = case.inputs("separated", device)
     before = [t.clone() for t in inputs]
     case.gradients(*inputs)

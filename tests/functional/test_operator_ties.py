@@ -44,7 +44,7 @@ def test_raise_is_the_default():
 
 @pytest.mark.parametrize("scale", [2.0, 1.0])
 @pytest.mark.parametrize("direction", [[[1.0, 2.0], [2.0, -1.0]], [[1.0, 0.5], [0.5, 1.0]]])
-def test_undetermined_gradients_at_a_tie_are_refused(scale, direction):
+def test_undetermined_gradients_at_a_tie_are_rejected(scale, direction):
     """log A through the factors: the loss does not depend on the basis, but part of its gradient is 0/0 here.
 
     At the identity, where log is zero, the vectors receive zero gradients.
@@ -61,7 +61,7 @@ def test_undetermined_gradients_at_a_tie_are_refused(scale, direction):
         (((u * s.log()) @ vh) * direction).sum().backward()
 
 
-def test_a_near_tie_within_the_rounding_of_the_data_is_refused():
+def test_a_near_tie_within_the_rounding_of_the_data_is_rejected():
     """The smallest eigenvalues differ by less than float32 resolves: the gradient would be silently wrong."""
     q = orthogonal(4)
     target = (
@@ -193,7 +193,7 @@ def test_svd_without_gauge_passes(name):
     torch.testing.assert_close(grad, 2 * a.detach())
 
 
-def test_loss_depending_on_the_null_basis_is_refused():
+def test_loss_depending_on_the_null_basis_is_rejected():
     a = with_singular_values(5, 2, (2.0, 1.0)).requires_grad_()
     u, _, _ = mb.svd(a, full_matrices=True)
     with pytest.raises(TieError):

@@ -68,7 +68,7 @@ def test_hessians_by_nested_modes_agree():
 
 
 @pytest.mark.parametrize("layer", [lambda a: eigh(a)[0].sum(), lambda a: svd(a)[1].sum()], ids=["eigh", "svd"])
-def test_forward_over_forward_through_a_decomposition_is_refused(layer):
+def test_forward_over_forward_through_a_decomposition_is_rejected(layer):
     """torch would silently return zero."""
     a = torch.diag(torch.tensor([1.0, 2.0], dtype=torch.float64))
     with pytest.raises(OrderError, match="forward mode"):

@@ -53,7 +53,7 @@ def test_powers_against_scipy(p, spectrum):
     torch.testing.assert_close(mb.matrix_power(a, torch.tensor(float(p), dtype=torch.float64)), expected)
 
 
-def test_whole_powers_take_indefinite_matrices():
+def test_integer_powers_accept_indefinite_matrices():
     a = symmetric((-2.0, 0.0, 1.5))
     torch.testing.assert_close(mb.matrix_power(a, 3), a @ a @ a)
     torch.testing.assert_close(mb.matrix_power(a, 0), torch.eye(3, dtype=torch.float64))
@@ -69,7 +69,7 @@ def test_an_exponent_for_each_matrix():
     torch.testing.assert_close(mb.matrix_power(a, p), expected)
 
 
-def test_sqrt_takes_singular_matrices():
+def test_sqrt_accepts_singular_matrices():
     f = rank_deficient(5, 5, 2)
     a = f @ f.mT
     root = mb.matrix_sqrt(a)

@@ -35,7 +35,7 @@ def features():
     ],
     ids=["negative", "NaN", "list", "integers", "too few", "another device"],
 )
-def test_bad_weights_are_refused(name, weight, error):
+def test_bad_weights_are_rejected(name, weight, error):
     with pytest.raises(error, match="weight"):
         OPERATORS[name](features(), weight)
 

@@ -101,7 +101,7 @@ def test_points_in_a_plane_determine_a_rotation():
         (lambda: procrustes(torch.ones(5, 3), torch.ones(5, 3)), "no unique rotation between the points"),
     ],
 )
-def test_nonunique_rotations_are_refused(call, message):
+def test_nonunique_rotations_are_rejected(call, message):
     with pytest.raises(DomainError, match=message):
         call()
 
@@ -146,7 +146,7 @@ def test_low_rank_at_its_own_rank_projects_variations_on_the_tangent_space():
     torch.testing.assert_close(along, left @ e + e @ right - left @ e @ right)
 
 
-def test_a_tie_at_the_cut_is_refused():
+def test_a_tie_at_the_cut_is_rejected():
     with pytest.raises(TieError, match="both sides of rank 1"):
         low_rank(torch.eye(3), 1)
     with pytest.raises(DomainError, match="an integer"):
@@ -161,7 +161,7 @@ def test_modules():
     assert torch.equal(nn.Procrustes(reflection=True)(a, a.flip(0)), procrustes(a, a.flip(0), reflection=True))
 
 
-def test_derivatives_beyond_the_range_are_refused_and_values_are_not():
+def test_derivatives_beyond_the_range_are_rejected_and_values_are_not():
     a = 1.2e308 * with_singular_values(4, 3, [1.0, 1e-2, 1e-4])
     a = a / a.abs().max() * 1.2e308
     q, _ = polar(a)

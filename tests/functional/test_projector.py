@@ -41,7 +41,7 @@ def test_laws_of_projectors(seed, m, n):
     torch.testing.assert_close(projector(a @ a.mT, rank_tol=1e-10), projector(a), rtol=0, atol=1e-6)
 
 
-def test_symmetric_route_agrees_and_takes_indefinite_matrices():
+def test_symmetric_route_agrees_and_accepts_indefinite_matrices():
     a = with_spectrum(3.0, -2.0, 0.0, 0.0, 1.0)
     torch.testing.assert_close(projector(a, symmetric=True), projector(a), rtol=0, atol=1e-12)
     assert projector(a, symmetric=True).trace().round() == 3
@@ -126,7 +126,7 @@ def test_spectral_projector_derivatives_with_ties_inside_the_blocks(rank):
     assert gradgradcheck(function, a, check_fwd_over_rev=True)
 
 
-def test_spectral_projector_refuses_a_third_derivative():
+def test_spectral_projector_rejects_a_third_derivative():
     a = with_spectrum(3.0, 2.0, 1.0).requires_grad_()
     (first,) = torch.autograd.grad(spectral_projector(a, rank=1)[0, 0], a, create_graph=True)
     (second,) = torch.autograd.grad(first[0, 1], a, create_graph=True)
@@ -134,7 +134,7 @@ def test_spectral_projector_refuses_a_third_derivative():
         torch.autograd.grad(second.sum(), a)
 
 
-def test_forward_over_forward_is_refused_and_not_silently_zero():
+def test_forward_over_forward_is_rejected_and_not_silently_zero():
     a, v = random(4, 2), random(4, 2, seed=1)
     with pytest.raises(OrderError, match="hessian"):
         torch.func.jvp(lambda x: torch.func.jvp(projector, (x,), (v,))[1], (a,), (v,))

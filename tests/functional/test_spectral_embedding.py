@@ -46,7 +46,7 @@ def test_derivatives_at_separated_eigenvalues():
     assert gradgradcheck(function, f)
 
 
-def test_losses_of_vectors_are_refused_at_ties_and_losses_of_the_span_are_not():
+def test_losses_of_vectors_are_rejected_at_ties_and_losses_of_the_span_are_not():
     """Two separate groups: eigenvalue 1 twice."""
     f = torch.tensor([[1.0, 0], [2, 0], [0, 1], [0, 3]], dtype=torch.float64).requires_grad_()
     target = torch.rand(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

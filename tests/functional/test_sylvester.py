@@ -25,7 +25,7 @@ def test_values_equal_scipy(kind):
     torch.testing.assert_close(single.double(), mb.sylvester(A[:1].expand(2, 4, 4), B, C[:1].expand(2, 4, 3)))
 
 
-def test_equations_without_a_unique_solution_are_refused_or_nan():
+def test_equations_without_a_unique_solution_are_rejected_or_nan():
     opposite = -B.clone()
     opposite[1] = A[1, :3, :3] + 5 * torch.eye(3)
     with pytest.raises(DomainError, match="1 of 2 equations have no unique solution"):

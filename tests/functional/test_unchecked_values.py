@@ -103,7 +103,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", REFUSED)
-def test_rank_deficient_gram_matrices_are_refused_for_any_sign_of_rounding(name, dtype):
+def test_rank_deficient_gram_matrices_are_rejected_for_any_sign_of_rounding(name, dtype):
     for a in _grams(dtype):
         with pytest.raises(DomainError):
             REFUSED[name](a.clone())

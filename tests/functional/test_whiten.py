@@ -186,13 +186,13 @@ def test_a_given_covariance_may_be_negative_by_the_rounding_of_its_own_dtype():
 
 
 @pytest.mark.parametrize("method", ["zca", "pca"])
-def test_a_covariance_with_negative_variances_is_refused(method):
+def test_a_covariance_with_negative_variances_is_rejected(method):
     x = samples(m=4)
     with pytest.raises(DomainError, match="covariance needs positive eigenvalues"):
         whiten(x, mean=x.mean(-2), covariance=EYE - 1.5 * EYE[:1].mT @ EYE[:1], method=method)
 
 
-def test_eps_below_the_rounding_of_a_given_covariance_is_refused():
+def test_eps_below_the_rounding_of_a_given_covariance_is_rejected():
     x = samples(m=4)
     with pytest.raises(DomainError, match="Raise eps"):
         whiten(x, mean=x.mean(-2), covariance=1e15 * torch.ones(3, 3, dtype=torch.float64), method="pca", eps=1e-8)
@@ -212,7 +212,7 @@ def test_principal_axes_of_rows_without_variance_in_a_direction():
     torch.testing.assert_close(gradient[3], 2 * height / eps * normal / normal.norm(), rtol=1e-11, atol=0)
 
 
-def test_samples_whose_rounding_is_larger_than_eps_are_refused():
+def test_samples_whose_rounding_is_larger_than_eps_are_rejected():
     """Two equal samples have no variance: their centered values are rounding errors and must not be divided by √ε."""
     x = 1e30 * torch.tensor([[0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
     with pytest.raises(DomainError, match="lost in the rounding of samples"):

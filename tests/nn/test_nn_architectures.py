@@ -33,7 +33,7 @@ def test_second_order_is_added_before_the_classifier(name):
 
 
 @pytest.mark.slow
-def test_a_model_that_pools_several_maps_is_refused():
+def test_a_model_that_pools_several_maps_is_rejected():
     pytest.importorskip("timm", reason=REASON.format("timm"))
     assert main(Config(("timm:coat_tiny",)))["summary"] == "1 models: 0 right, 1 refused, 0 wrong"
 

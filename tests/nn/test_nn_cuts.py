@@ -190,7 +190,7 @@ def test_the_gradient_of_balanced_and_weighted_losses(objective):
     torch.autograd.gradcheck(lambda x: loss(x, labels), f)
 
 
-def test_invalid_weights_are_refused():
+def test_invalid_weights_are_rejected():
     with pytest.raises(ConfigurationError, match="one nonnegative number per class"):
         NormalizedCutLoss(class_weight=torch.ones(2, 2))
     with pytest.raises(ConfigurationError, match="one nonnegative number per class"):
@@ -202,7 +202,7 @@ def test_invalid_weights_are_refused():
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
-def test_ignored_labels_are_left_out_and_not_a_region(dtype):
+def test_ignored_labels_are_not_a_region(dtype):
     void = torch.zeros(3, 12, dtype=torch.bool)
     void[:, ::5] = True
     marked = L.clamp(min=0).masked_fill(void, 255).to(dtype)
@@ -213,7 +213,7 @@ def test_ignored_labels_are_left_out_and_not_a_region(dtype):
     assert "ignore_index=255" in repr(loss)
 
 
-def test_maps_are_weighted_and_bad_ones_refused():
+def test_maps_are_weighted_and_bad_ones_rejected():
     weight = C.reshape(3, 3, 4)
     loss = NormalizedCutLoss("soft", maps=True)
     torch.testing.assert_close(loss(MAPS, GRID, weight=weight), NormalizedCutLoss("soft")(F, L, weight=C))

@@ -96,7 +96,7 @@ def test_onnx_file_gives_the_same_results(name, tmp_path, monkeypatch):
     torch.testing.assert_close(torch.from_numpy(out), model(batch).detach(), rtol=1e-4, atol=1e-4)
 
 
-def test_the_model_is_not_changed():
+def test_the_model_is_unchanged():
     model = _network()
     before = model(IMAGES)
     copy = for_export(model.train())
@@ -104,7 +104,7 @@ def test_the_model_is_not_changed():
     assert torch.equal(model.eval()(IMAGES), before)
 
 
-def test_what_cannot_be_exported_is_named():
+def test_unsupported_layers_are_reported():
     with pytest.raises(ConfigurationError, match=r"Layer '1' \(EIG\) cannot be exported"):
         for_export(nn.Sequential(nn.Identity(), EIG()))
     with pytest.raises(ConfigurationError, match="The function 'exp' cannot be exported"):

@@ -101,7 +101,7 @@ def test_trainable_parameters():
     assert sorted(learning.state_dict()) == ["exponent", "log_eps"]
 
 
-def test_contradictory_options_are_refused():
+def test_contradictory_options_are_rejected():
     with pytest.raises(ConfigurationError, match="learn_exponent"):
         nn.SecondOrderPool(learn_exponent=True)
     with pytest.raises(DomainError, match="must be positive"):
@@ -143,7 +143,7 @@ def test_arguments_are_checked_when_a_module_is_built(build, message):
         build()
 
 
-def test_feature_maps_of_convolutions_are_refused_as_rows():
+def test_feature_maps_of_convolutions_are_rejected_as_rows():
     maps = torch.nn.Conv2d(3, 6, 3)(torch.rand(2, 3, 7, 9))
     pool = nn.SecondOrderPool()
     with pytest.raises(ShapeError, match=r"flatten\(2\).mT"):

@@ -223,12 +223,12 @@ def test_a_layer_that_is_not_found_can_be_named(image):
         replace_pool(model, image)
 
 
-def test_a_model_without_maps_is_refused(image):
+def test_a_model_without_maps_is_rejected(image):
     with pytest.raises(ConfigurationError, match="SecondOrderHead"):
         replace_pool(nn.Sequential(nn.Flatten(), nn.Linear(3 * 33 * 41, 2)), image)
 
 
-def test_unknown_prefix_tokens_are_refused():
+def test_unknown_prefix_tokens_are_rejected():
     class Unfolded(Tokens):
         def forward(self, x):
             tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1)

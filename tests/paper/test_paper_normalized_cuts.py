@@ -71,7 +71,7 @@ def test_erratum_9_the_criterion_has_d_minus_w():
     assert abs(normalized_cut_value(W, LABELS) - relaxed) < 1e-12
 
 
-def test_erratum_10_it_is_d_to_the_minus_half_that_makes_z_piecewise_constant():
+def test_erratum_10_d_to_the_minus_half_times_z_is_piecewise_constant():
     z = ROOT @ E @ torch.linalg.inv(torch.linalg.cholesky(E.mT @ DEGREE.diag() @ E)).mT
     assert error(z.mT @ z, torch.eye(K).double()) < 1e-12
 

@@ -43,7 +43,7 @@ def test_partial_derivative_is_the_adjoint_and_the_library_agrees():
     assert abs(colon(gradient, along(D_FACTOR)) - expected) < 1e-7
 
 
-def test_erratum_11_other_variations_make_the_projector_jump():
+def test_erratum_11_the_projector_is_discontinuous_for_other_variations():
     """Printed: for any symmetric dA. A generic one, however small, makes A regular and Π the identity."""
     d_a = sym(matrix(N, N, seed=3))
     moved = projector(A + 1e-6 * d_a / d_a.norm())

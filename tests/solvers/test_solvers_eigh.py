@@ -30,7 +30,7 @@ def check(a, values, vectors):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("shape", [(1, 1), (5, 5), (3, 8, 8), (2, 3, 7, 7), (4, 36, 36), (2, 130, 130)])
-def test_solves(shape, dtype, device):
+def test_eigenpairs_are_accurate(shape, dtype, device):
     a = symmetric(*shape, dtype=dtype, device=device)
     values, vectors = batched_eigh(a)
     check(a, values, vectors)
@@ -64,7 +64,7 @@ def test_results_are_detached(device):
     assert not any(x.requires_grad for x in batched_eigh(a))
 
 
-def test_same_result_every_time(device):
+def test_results_are_reproducible(device):
     a = symmetric(20, 12, 12, device=device)
     first, second = batched_eigh(a), batched_eigh(a)
     assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))

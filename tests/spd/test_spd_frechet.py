@@ -56,7 +56,7 @@ def test_equal_and_close_samples_do_not_cancel():
     assert bool(constant.grad.isfinite().all())
 
 
-def test_second_derivatives_and_bad_samples_are_refused():
+def test_second_derivatives_and_bad_samples_are_rejected():
     x, y = samples(4, 3, seed=7).requires_grad_(), samples(4, 3, seed=8)
     (grad,) = torch.autograd.grad(spd.frechet_distance(x, y), x, create_graph=True)
     with pytest.raises(OrderError, match="one derivative"):
@@ -130,7 +130,7 @@ def test_bures_distance_of_orthogonal_equal_and_zero_matrices():
         assert float(out.detach()) == pytest.approx(value**0.5) and a.grad.isfinite().all()
 
 
-def test_indefinite_matrices_are_refused_or_nan():
+def test_indefinite_matrices_are_rejected_or_nan():
     bad = torch.tensor([[[0.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, -1e-3]], [[1.0, 1.0], [1.0, 1.0]]])
     with pytest.raises(DomainError, match="2 of 3 matrices a are not positive semidefinite"):
         bures(bad, torch.eye(2))

@@ -194,13 +194,13 @@ def test_large_units_do_not_cost_digits(metric):
     torch.testing.assert_close(spd.geodesic(unit * A, unit * B, 0.3, metric=metric), unit * point, rtol=1e-13, atol=0)
 
 
-def test_the_mean_refuses_singular_float32_matrices():
+def test_the_mean_rejects_singular_float32_matrices():
     singular = torch.full((2, 2), 1e15, dtype=torch.float32)
     with pytest.raises((DomainError, NumericalError), match=r"[Aa]dd a multiple of the identity"):
         spd.mean(torch.stack([singular, 1e15 * torch.eye(2)]))
 
 
-def test_velocities_that_underflow_and_nonfinite_times_are_refused():
+def test_velocities_that_underflow_and_nonfinite_times_are_rejected():
     p = torch.diag(torch.tensor([1e-8, 1.0], dtype=torch.float64))
     with pytest.raises(NumericalError, match="leaves the positive definite"):
         spd.exp_map(p, -torch.eye(2, dtype=torch.float64), metric="log_euclidean")
@@ -339,7 +339,7 @@ def test_a_real_next_to_a_complex_matrix_gives_a_complex_result(call, metric):
 
 @pytest.mark.parametrize("metric", ["affine_invariant", "log_euclidean"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_rank_deficient_matrices_are_refused_by_size(metric, dtype):
+def test_rank_deficient_matrices_are_rejected_by_size(metric, dtype):
     """Not by the sign of a rounding error: all of 300, at any scale."""
     singular = gram(300, k=3, dtype=dtype)
     d = torch.diag(torch.tensor([1e-4, 1.0, 10.0, 1e3], dtype=dtype))
@@ -373,7 +373,7 @@ def test_unchecked_undefined_input_is_nan(metric):
         assert grad.isnan().all((-2, -1)).tolist() == [True, True, True, False]
 
 
-def test_a_velocity_out_of_the_bures_cone_is_nan_or_refused():
+def test_a_velocity_out_of_the_bures_cone_is_nan_or_rejected():
     p, v = torch.eye(2).expand(2, 2, 2), torch.stack([-3 * torch.eye(2), 0.1 * torch.eye(2)])
     with pytest.raises(DomainError, match="leaves the positive definite matrices"):
         spd.exp_map(p, v, metric="bures_wasserstein")

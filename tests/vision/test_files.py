@@ -31,7 +31,7 @@ def test_values_are_shortened_for_messages():
     assert len(show("x" * 1000)) <= 60
 
 
-def test_a_file_that_is_too_large_or_a_folder_is_refused_by_name(tmp_path):
+def test_a_file_that_is_too_large_or_a_folder_is_rejected_by_name(tmp_path):
     (tmp_path / "large").write_bytes(bytes(100))
     with pytest.raises(DataError, match=r"large has 100 bytes\. Use a file of at most 10"):
         read_bytes(tmp_path / "large", 10)

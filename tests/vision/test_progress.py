@@ -23,7 +23,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize("listening", [False, True])
-def test_without_a_terminal_there_is_a_line_every_half_minute(clock, monkeypatch, capsys, caplog, listening):
+def test_without_a_terminal_a_line_is_printed_every_half_minute(clock, monkeypatch, capsys, caplog, listening):
     if listening:
         caplog.set_level("INFO", logger="matbackprop")
     else:

@@ -40,7 +40,7 @@ def scene(height=96, width=128, noise=4.0, seed=0):
 
 
 @pytest.mark.parametrize("name", EIGHT)
-def test_eight_maps_of_the_images_size(name):
+def test_methods_return_eight_maps_of_the_image_size(name):
     image, _ = scene()
     maps = BASELINES[name](image)
     assert len(maps) == 8
@@ -48,7 +48,7 @@ def test_eight_maps_of_the_images_size(name):
 
 
 @pytest.mark.parametrize("name", ["sklearn_spectral", "ncut_pytorch", "multiscale_ncut", "felzenszwalb"])
-def test_finds_the_objects(name):
+def test_methods_find_the_objects(name):
     image, labels = scene()
     scores = region_scores(BASELINES[name](image), [labels])
     blind = region_scores(fixed_grids(image), [labels])
@@ -56,7 +56,7 @@ def test_finds_the_objects(name):
 
 
 @pytest.mark.parametrize("name", list(BASELINES))
-def test_same_image_same_maps(name):
+def test_methods_are_deterministic(name):
     image, _ = scene(48, 64)
     first = BASELINES[name](image)
     torch.manual_seed(123)

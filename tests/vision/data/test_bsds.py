@@ -88,19 +88,19 @@ def test_user_images_with_label_pictures(tmp_path):
     assert [len(sample.segmentations) for sample in data] == [2, 1]
 
 
-def test_loader_with_workers_is_possible(bsds500):
+def test_loader_with_workers(bsds500):
     loader = DataLoader(BSDS(bsds500, "train"), batch_size=None, shuffle=False)
     assert [sample.id for sample in loader] == ["100", "20", "3"]
 
 
-def test_missing_ground_truth_is_named(bsds500):
+def test_missing_ground_truth_is_reported(bsds500):
     (bsds500 / "data/groundTruth/train/20.mat").unlink()
     with pytest.raises(DataError, match=r"20\.png: has no human map 20\.png, 20_1\.png or 20\.mat in"):
         BSDS(bsds500, "train")
     assert BSDS(bsds500, "train", ids=["3"]).ids == ["3"]
 
 
-def test_another_size_is_named(bsds500):
+def test_another_size_is_reported(bsds500):
     write_mat(bsds500 / "data/groundTruth/train/20.mat", [quarters(), quarters().T])
     with pytest.raises(
         DataError, match=r"20\.mat: human map 2 has size 16×12 \(transposed\), but the image has size 12×16"
@@ -108,7 +108,7 @@ def test_another_size_is_named(bsds500):
         BSDS(bsds500, "train")[1]
 
 
-def test_damaged_files_are_named(bsds500):
+def test_corrupt_files_are_reported(bsds500):
     path = bsds500 / "data/images/train/20.png"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=r"20\.png: is damaged"):
@@ -175,13 +175,13 @@ def test_grid_in_blocks_is_the_same():
         torch.testing.assert_close(whole[row], one[0])
 
 
-def test_a_stray_pixel_at_the_center_is_outvoted():
+def test_a_single_pixel_at_the_center_does_not_determine_the_cell():
     labels = torch.zeros(9, 9, dtype=torch.int64)
     labels[4, 4] = 1
     assert labels_to_grid(labels, (3, 3)).sum() == 0
 
 
-def test_grid_refuses():
+def test_grid_rejects():
     with pytest.raises(ShapeError, match="nonempty"):
         labels_to_grid(torch.zeros(4, 4, dtype=torch.int64), (0, 3))
     with pytest.raises(LabelError, match="float32"):

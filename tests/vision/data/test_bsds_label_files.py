@@ -139,13 +139,13 @@ def test_seg_by_hand_and_round_trip(tmp_path):
         ("2 2 0 3\n", "2 2 x 3\n", "probably damaged"),
     ],
 )
-def test_damaged_seg(tmp_path, old, new, match):
+def test_corrupt_seg(tmp_path, old, new, match):
     (tmp_path / "a.seg").write_text(SEG.replace(old, new))
     with pytest.raises(DataError, match=match):
         read_label_maps(tmp_path / "a.seg")
 
 
-def test_damaged_and_wrong_files(tmp_path):
+def test_corrupt_and_wrong_files(tmp_path):
     for name in ("a.mat", "a.png", "a.npz", "a.npy", "a.seg"):
         (tmp_path / name).write_bytes(b"MATLAB 5.0 nonsense \x00\x01\x02" * 20)
         with pytest.raises(DataError, match=name):
@@ -193,13 +193,13 @@ def test_decompression_bombs_are_not_decompressed(tmp_path, monkeypatch):
         assert read_label_maps(tmp_path / f"fine.{kind}")[0].shape == (100, 200)
 
 
-def test_empty_contour_maps_are_refused_with_their_file(tmp_path):
+def test_empty_contour_maps_are_rejected_with_their_file(tmp_path):
     savemat(tmp_path / "a.mat", {"ucm2": np.zeros((0, 5))})
     with pytest.raises(DataError, match=r"a\.mat: A contour map .*got \(0, 5\)"):
         read_label_maps(tmp_path / "a.mat")
 
 
-def test_too_many_maps_are_refused(tmp_path, monkeypatch):
+def test_too_many_maps_are_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "MAX_LABELS", 50)
     stack, cell = np.zeros((3, 4, 5), np.uint8), np.empty((1, 3), object)
     cell[:] = [[{"Segmentation": labels} for labels in stack]]
@@ -216,7 +216,7 @@ def test_too_many_maps_are_refused(tmp_path, monkeypatch):
     assert len(read_label_maps(tmp_path / "contours.mat", thresholds=2)) == 2
 
 
-def test_matlab_73_is_named(tmp_path):
+def test_matlab_73_is_reported(tmp_path):
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "a.mat").write_bytes(header.ljust(512, b"\x00") + b"\x89HDF\r\n\x1a\n")
     with pytest.raises(DataError, match="-v7"):
@@ -251,7 +251,7 @@ def test_index_groups_files_by_image(tmp_path):
     assert "a_2" in index_label_files(tmp_path, names={"a_2", "a"})
 
 
-def test_index_refuses_two_kinds_and_no_folder(tmp_path):
+def test_index_rejects_two_kinds_and_no_folder(tmp_path):
     touch(tmp_path, "a.png", "a.mat")
     with pytest.raises(DataError, match=r"a has label maps of several kinds \(\.mat, \.png\)"):
         index_label_files(tmp_path)
@@ -281,7 +281,7 @@ def test_contours_are_not_accepted_as_labels(tmp_path):
         np.testing.assert_array_equal(read_label_maps(path)[0], good)
 
 
-def test_damaged_mat_files_are_refused(tmp_path):
+def test_corrupt_mat_files_are_rejected(tmp_path):
     """SciPy's reader crashes on some of these files unless types and lengths are checked first."""
     write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])
     savemat(tmp_path / "b.mat", {"labels": LABELS}, do_compression=True)

@@ -47,7 +47,7 @@ def test_layouts(clean, tmp_path):
         find_layout(tmp_path / "nothing")
 
 
-def test_clean_sets_are_good(clean):
+def test_valid_data_sets_pass_the_check(clean):
     assert check_dataset(clean / "coco").good
     assert check_dataset(clean / "bsds").good
 
@@ -59,13 +59,13 @@ def first(folder, pattern):
     return sorted(folder.rglob(pattern))[0]
 
 
-def test_bsds_damaged_image(bsds):
+def test_bsds_corrupt_image(bsds):
     path = first(bsds, "train/*.jpg")
     path.write_bytes(path.read_bytes()[:300])
     assert path.name in only_problem(bsds) and "is damaged" in only_problem(bsds)
 
 
-def test_bsds_damaged_truth(bsds):
+def test_bsds_corrupt_truth(bsds):
     path = first(bsds, "train/*.mat")
     path.write_bytes(path.read_bytes()[:200])
     assert path.name in only_problem(bsds) and "cannot be read" in only_problem(bsds)
@@ -148,7 +148,7 @@ def test_coco_images(coco):
     assert problems[three.name].startswith("has 20×10 pixels, the annotations say 96×128")
 
 
-def test_coco_damaged_json(coco):
+def test_coco_corrupt_json(coco):
     (coco / "annotations" / "instances_val.json").write_text("{")
     assert "instances_val.json: cannot be read" in only_problem(coco)
 
@@ -167,7 +167,7 @@ def test_coco_notes_are_not_problems(coco):
     assert "1 crowds" in notes and "1 empty masks" in notes and "unused" in notes
 
 
-def test_polygons_are_fine(coco):
+def test_polygons_pass_the_check(coco):
     edit(coco, set_annotation(segmentation=[[10, 10, 30, 10, 30, 30]]))
     assert check_dataset(coco).good
 
@@ -186,13 +186,13 @@ def test_files_accepted_by_the_reader_pass_the_check(tmp_path):
 
 
 @pytest.mark.data
-def test_the_real_sets_are_good(data_root):
+def test_the_published_data_sets_pass_the_check(data_root):
     result = check_dataset(data_root / "BSDS500")
     assert result.good
     assert result.counts["train segmentations"] == 1087 and result.counts["val segmentations"] == 546
 
 
-def test_a_folder_without_images_and_a_split_that_cannot_be_read_are_named(clean, tmp_path):
+def test_a_folder_without_images_and_a_split_that_cannot_be_read_are_reported(clean, tmp_path):
     shutil.copytree(clean / "bsds", tmp_path / "bsds")
     base = next(p.parent for p in (tmp_path / "bsds").rglob("images"))
     (base / "images" / "empty").mkdir()

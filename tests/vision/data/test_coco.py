@@ -92,7 +92,7 @@ def without(name, where="annotations"):
         (pictured(height=96.5), "image 1 has the height 96.5"),
     ],
 )
-def test_a_bad_entry_is_named_by_the_check_and_skipped_in_training(coco, tmp_path, change, reason):
+def test_a_bad_entry_is_reported_by_the_check_and_skipped_in_training(coco, tmp_path, change, reason):
     content = copy.deepcopy(coco.content)
     change(content)
     root = coco(json.dumps(content))
@@ -111,7 +111,7 @@ def test_a_bad_entry_is_named_by_the_check_and_skipped_in_training(coco, tmp_pat
      '{"images": [], "annotations": [], "categories": [7]}',
      '{"images": [], "annotations": [], "categories": [{"id": 1, "name": []}]}', "\x00\x01\x02"],
 )  # fmt: skip
-def test_a_file_of_another_kind_is_refused_in_one_line(coco, text):
+def test_a_file_of_another_kind_is_rejected_in_one_line(coco, text):
     root = coco(text)
     with pytest.raises(DataError, match=r"instances_train\.json"):
         read_coco(*coco_files(root, "train"))
@@ -140,7 +140,7 @@ def places(node, path=()):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_mutated_files_are_reported_or_refused(coco, tmp_path, seed):
+def test_mutated_files_are_reported_or_rejected(coco, tmp_path, seed):
     draw = random.Random(seed)
     spots = [path for path in places(coco.content) if path]
     for number in range(15):

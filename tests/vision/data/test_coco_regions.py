@@ -93,7 +93,7 @@ def test_all_three_kinds_of_masks_decode_alike():
     assert not decode_mask([[1, 1, 2, 2]], HEIGHT, WIDTH).any()  # two points enclose nothing
 
 
-def test_a_mask_of_another_size_than_its_image_is_refused():
+def test_a_mask_of_another_size_than_its_image_is_rejected():
     with pytest.raises(DataError, match="20×20 for an image of 40×60"):
         decode_mask(run_lengths(np.ones((20, 20), np.uint8)), HEIGHT, WIDTH)
 
@@ -125,7 +125,7 @@ def test_unusable_regions_are_skipped_and_counted(coco, tmp_path):
     }
 
 
-def test_missing_and_damaged_images_raise_or_are_counted(coco, tmp_path):
+def test_missing_and_corrupt_images_raise_or_are_counted(coco, tmp_path):
     box, mask = [5, 5, 10, 20], rectangle(5, 5, 10, 20)
     files = coco([annotation(i, i, 3, box, mask) for i in (1, 2, 3)])
     (files[1] / "2.png").unlink()
@@ -149,7 +149,7 @@ def test_an_incomplete_cache_is_not_used_if_images_are_required(coco, tmp_path):
     assert len(cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)) == 3
 
 
-def test_an_image_of_another_size_than_the_annotations_say_is_named(coco, tmp_path):
+def test_an_image_of_another_size_than_the_annotations_say_is_reported(coco, tmp_path):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
     with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, the annotations say 40×60"):
@@ -157,7 +157,7 @@ def test_an_image_of_another_size_than_the_annotations_say_is_named(coco, tmp_pa
     assert not list((tmp_path / "cache").glob("regions-*"))  # no half-written file
 
 
-def test_files_that_are_not_coco_are_refused(coco, tmp_path):
+def test_files_that_are_not_coco_are_rejected(coco, tmp_path):
     bad = tmp_path / "bad.json"
     bad.write_text('{"images": []}')
     with pytest.raises(DataError, match="not a COCO instances file"):
@@ -168,7 +168,7 @@ def test_files_that_are_not_coco_are_refused(coco, tmp_path):
         read_regions(*coco([], categories=[(3, "cat"), (3, "dog")]))
 
 
-def test_category_lists_that_differ_are_named(coco, tmp_path):
+def test_category_lists_that_differ_are_reported(coco, tmp_path):
     one = [annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))]
     train = cr.cache_regions(*coco(one), tmp_path / "cache", side=20, workers=0)
     other = coco(one, "val", categories=[(3, "cat"), (7, "hound"), (9, "owl")])
@@ -326,7 +326,7 @@ def shorten(path):
         ("table.npy", lambda path: np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)),
     ],
 )
-def test_a_damaged_cache_is_one_clear_error(regions, name, change):
+def test_a_corrupt_cache_is_one_clear_error(regions, name, change):
     assert isinstance(regions.pixels, np.memmap) and not regions.pixels.flags.writeable
     change(regions.path / name)
     with pytest.raises(DataError, match=r"is damaged .*Remove the folder"):

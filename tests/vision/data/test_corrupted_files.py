@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and 
 
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("name", READERS)
-def test_a_corrupted_file_is_read_or_refused_in_one_line(name):
+def test_a_corrupted_file_is_read_or_rejected_in_one_line(name):
     for number in range(3):
         result = attack(name, number)
         assert result.verdict in GOOD, result

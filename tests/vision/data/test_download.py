@@ -64,7 +64,7 @@ def test_a_file_with_a_wrong_checksum_is_removed(server, tmp_path, options):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_damaged_file_is_downloaded_again(server, tmp_path):
+def test_a_corrupt_file_is_downloaded_again(server, tmp_path):
     (tmp_path / "file").write_bytes(b"damaged")
     download(f"{server}/file", tmp_path / "file", sha256=SHA)
     assert (tmp_path / "file").read_bytes() == DATA
@@ -136,7 +136,7 @@ def test_archives_cannot_write_elsewhere(tmp_path, monkeypatch, name, make):
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_damaged_archives_and_unknown_names(tmp_path, monkeypatch):
+def test_corrupt_archives_and_unknown_names(tmp_path, monkeypatch):
     monkeypatch.setitem(DATASETS, "mine", (Archive("http://127.0.0.1:9/a.zip", "x", "y"),))
     (tmp_path / "archives").mkdir()
     (tmp_path / "archives" / "a.zip").write_bytes(b"nonsense")

@@ -140,7 +140,7 @@ def test_colors_of_16_bits_are_read_unless_only_their_low_bits_are_used(tmp_path
 
 
 @pytest.mark.parametrize("side", [9_500, 60_000])
-def test_too_many_pixels_are_refused_before_anything_is_decoded(tmp_path, monkeypatch, side):
+def test_too_many_pixels_are_rejected_before_anything_is_decoded(tmp_path, monkeypatch, side):
     monkeypatch.setattr(pictures, "picture_of", lambda image: pytest.fail("decoded"))
     (tmp_path / "bomb.png").write_bytes(png_of(side, side))
     with pytest.raises(DataError, match=r"bomb\.png has .* At most 50 million are decoded"):
@@ -153,7 +153,7 @@ def test_the_pixel_limit_can_be_set(tmp_path, monkeypatch):
         read_picture(saved(tmp_path, Image.fromarray(COLOR), "54.png"))
 
 
-def test_unreadable_files_are_named_with_the_reason(tmp_path):
+def test_unreadable_files_are_reported_with_the_reason(tmp_path):
     (tmp_path / "text.png").write_text("no picture")
     (tmp_path / "empty.jpg").write_bytes(b"")
     (tmp_path / "run.eps").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
@@ -170,7 +170,7 @@ def test_unreadable_files_are_named_with_the_reason(tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-def test_a_named_pipe_is_refused(tmp_path):
+def test_a_named_pipe_is_rejected(tmp_path):
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(DataError, match=r"pipe\.png is not a regular file"):
         read_picture(tmp_path / "pipe.png")

@@ -100,7 +100,7 @@ def test_bad_models_are_one_line_and_leave_no_files(case, folder, tmp_path, caps
      ("classifier", "margin", -1.0), ("classifier", "margin", 1e300), ("classifier", "side", 0),
      ("classifier", "vector_dropout", -0.5)],
 )  # fmt: skip
-def test_invalid_numbers_are_refused_with_their_file(name, field, value, folder, tmp_path):
+def test_invalid_numbers_are_rejected_with_their_file(name, field, value, folder, tmp_path):
     shutil.copytree(folder / name, tmp_path / name)
     path = tmp_path / name / "config.json"
     config = json.loads(path.read_text())

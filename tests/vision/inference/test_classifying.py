@@ -80,7 +80,7 @@ def test_the_whole_image_is_one_region_by_default(model):
     assert classify_regions(model, image, []).shape == (0, 3)
 
 
-def test_regions_that_cannot_be_classified_are_named(model):
+def test_regions_that_cannot_be_classified_are_reported(model):
     image = np.zeros((40, 60, 3), np.uint8)
     with pytest.raises(DataError, match="Region 1 is empty or outside the image of 60×40"):
         classify_regions(model, image, [(0, 0, 5, 5), (100, 0, 5, 5)])
@@ -94,7 +94,7 @@ def test_regions_that_cannot_be_classified_are_named(model):
         classify_regions(model, image.astype(np.float32))
 
 
-def test_a_folder_with_another_model_is_refused(tmp_path):
+def test_a_folder_with_another_model_is_rejected(tmp_path):
     (tmp_path / "config.json").write_text('{"class": "DeepNCuts", "arguments": {}}')
     with pytest.raises(WeightsError, match="does not classify regions"):
         load_classifier(tmp_path)
@@ -126,7 +126,7 @@ def test_regions_as_labels_boxes_masks_or_segments(model):
 
 
 @pytest.mark.parametrize("regions", [np.zeros(3), [(0, 0, 5)], "everything", [np.ones((40, 60)), (0, 0, 5, 5)], 7])
-def test_invalid_regions_are_refused(model, regions):
+def test_invalid_regions_are_rejected(model, regions):
     with pytest.raises(ShapeError, match="regions must be a result of segment"):
         matbackprop.classify(np.zeros((40, 60, 3), np.uint8), regions, model=model)
     with pytest.raises(ShapeError, match="Pass a classifier as model="):
@@ -192,7 +192,7 @@ def test_folders_are_classified_and_bad_pictures_skipped(model, shapes, tmp_path
     assert code == 2 and "need a single picture" in said.err
 
 
-def test_pictures_that_cannot_be_read_are_named(tmp_path, capsys):
+def test_pictures_that_cannot_be_read_are_reported(tmp_path, capsys):
     (tmp_path / "no.png").write_bytes(b"no picture")
     code, said = run(capsys, tmp_path / "no.png")
     assert code == 2 and "no.png is not a picture" in said.err

@@ -82,7 +82,7 @@ def test_the_command_writes_a_file_of_either_kind(tmp_path, capsys):
     assert not (tmp_path / "no.onnx").exists()
 
 
-def test_bad_requests_are_named_and_write_nothing(tmp_path):
+def test_bad_requests_are_reported_and_write_nothing(tmp_path):
     model = RegionClassifier(2, head="fc", average=True, canvas=67)
     with pytest.raises(ConfigurationError, match=r"ends in \.onnx"):
         export_onnx(model, tmp_path / "network.pt")

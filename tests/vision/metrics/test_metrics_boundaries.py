@@ -161,7 +161,7 @@ def test_counts_of_soft_contours():
 
 
 @pytest.mark.parametrize("bad", [np.full((4, 5), 1.5), np.full((4, 5), np.nan), np.full((4, 5), -0.1)])
-def test_strengths_outside_the_unit_interval_are_refused(bad):
+def test_strengths_outside_the_unit_interval_are_rejected(bad):
     with pytest.raises(DomainError, match=r"outside \[0, 1\]"):
         thin_contours(bad)
 

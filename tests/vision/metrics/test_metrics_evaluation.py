@@ -74,7 +74,7 @@ def test_different_numbers_of_segmentations_have_no_ods(maps):
     }
 
 
-def test_every_bad_image_is_named(maps):
+def test_every_bad_image_is_reported(maps):
     segmentations, truth = maps
     bad = {name: [np.asarray(actual[0]).T] for name, actual in segmentations.items()}
     with pytest.raises(DataError, match=r"2 of 2 images cannot be scored:\n  a: .*Transpose.*\n  b: "):

@@ -22,9 +22,9 @@ from matbackprop.vision.metrics import (
 def blobs(seed, shape=(23, 31), regions=9):
     """A label map of Voronoi cells with arbitrary label values."""
     rng = np.random.default_rng(seed)
-    centres = rng.uniform(0, 1, (regions, 2)) * shape
+    centers = rng.uniform(0, 1, (regions, 2)) * shape
     y, x = np.mgrid[: shape[0], : shape[1]]
-    nearest = ((y[..., None] - centres[:, 0]) ** 2 + (x[..., None] - centres[:, 1]) ** 2).argmin(-1)
+    nearest = ((y[..., None] - centers[:, 0]) ** 2 + (x[..., None] - centers[:, 1]) ** 2).argmin(-1)
     return rng.permutation(1000)[:regions][nearest]
 
 

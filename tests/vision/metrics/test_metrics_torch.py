@@ -94,7 +94,7 @@ def test_options_reach_the_matching():
     assert loose([one], [two])["boundary_ods"] == 1
 
 
-def test_another_number_of_segmentations_is_refused():
+def test_another_number_of_segmentations_is_rejected():
     (_, maps, human), *_ = images(1)
     metric = RandIndex()
     metric.update(maps, human)

@@ -67,7 +67,7 @@ def test_a_module_returns_the_maps_of_its_submodules():
         backbone(torch.zeros(1, 3, 64, 64), ["tiles"])
 
 
-def test_a_network_without_maps_is_refused():
+def test_a_network_without_maps_is_rejected():
     with pytest.raises(ConfigurationError, match="Sequential has no map"):
         ModuleBackbone(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)))
 
@@ -116,7 +116,7 @@ def test_a_saved_model_cannot_import_code(tmp_path):
         ("torch.nn:Linear", "cannot be built: .*missing"),
     ],
 )
-def test_unknown_backbones_are_named(name, message):
+def test_unknown_backbones_are_reported(name, message):
     with pytest.raises(ConfigurationError, match=message):
         build_backbone(name)
 
@@ -124,7 +124,7 @@ def test_unknown_backbones_are_named(name, message):
 @pytest.mark.parametrize(
     ("scheme", "library"), [("hf", "transformers"), ("timm", "timm"), ("torchvision", "torchvision")]
 )
-def test_a_missing_library_is_named(scheme, library, monkeypatch):
+def test_a_missing_library_is_reported(scheme, library, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setitem(sys.modules, f"{library}.models", None)
     with pytest.raises(MissingExtraError, match=f"pip install {library}"):
@@ -211,7 +211,7 @@ def test_timm_transformers_accept_any_image_size(name, tap, place):
     assert model(torch.rand(1, 3, 99, 99)).shape == (1, 3)
 
 
-def test_a_timm_network_of_one_image_size_is_refused():
+def test_a_timm_network_of_one_image_size_is_rejected():
     pytest.importorskip("timm")
     with pytest.raises(WeightsError, match="does not take images of any size"):
         build_backbone("timm:levit_128s")

@@ -40,7 +40,7 @@ def test_one_map_of_an_enlarged_image_is_finer_and_in_the_same_place(head):
     assert abs((change.sum(0) * columns).sum() / change.sum() - 43.5) < 1.5
 
 
-def test_zoom_out_of_range_is_refused():
+def test_zoom_out_of_range_is_rejected():
     with pytest.raises(ConfigurationError, match=r"zoom is 0\.5\. Input should be greater than or equal to 1"):
         NCutsModelConfig(zoom=0.5)
 
@@ -96,7 +96,7 @@ def test_bytes_and_floats_agree():
 
 
 @pytest.mark.parametrize("shape", [(3, 8, 8), (1, 4, 8, 8), (0, 3, 8, 8), (1, 3, 0, 8)])
-def test_invalid_batches_are_refused(shape):
+def test_invalid_batches_are_rejected(shape):
     with pytest.raises(ShapeError, match=r"b, 3, h, w"):
         small("alexnet-relu5")(torch.zeros(shape))
 

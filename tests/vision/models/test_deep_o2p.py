@@ -170,7 +170,7 @@ def test_a_saved_model_gives_the_same_scores(head, tmp_path):
     assert loaded.names == list("abcd")
 
 
-def test_weights_of_another_architecture_are_refused(tmp_path):
+def test_weights_of_another_architecture_are_rejected(tmp_path):
     small("o2p").save_pretrained(tmp_path / "a")
     small("fc").save_pretrained(tmp_path / "b")
     (tmp_path / "a" / "model.safetensors").write_bytes((tmp_path / "b" / "model.safetensors").read_bytes())
@@ -197,7 +197,7 @@ def test_weights_of_another_architecture_are_refused(tmp_path):
         ({"head": "fc", "names": ["a"]}, "one entry per class, got 1 for 3 classes"),
     ],
 )
-def test_invalid_configurations_are_named(arguments, message):
+def test_invalid_configurations_are_reported(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
         RegionClassifier(3, canvas=67, **arguments)
 

@@ -44,7 +44,7 @@ def test_the_classifier_is_skipped(alexnet, tmp_path):
         assert torch.equal(value, alexnet.state_dict()[key])
 
 
-def test_another_architecture_is_named_key_by_key_and_nothing_changes(alexnet, tmp_path):
+def test_another_architecture_is_reported_key_by_key_and_nothing_changes(alexnet, tmp_path):
     state = alexnet.state_dict()
     state["features.0.weight"] = torch.zeros(64, 3, 3, 3)
     state["features.99.weight"] = torch.zeros(1)
@@ -71,7 +71,7 @@ def test_weights_that_are_not_finite(alexnet, tmp_path):
         load_backbone_weights(alexnet, "alexnet", tmp_path / "w.safetensors")
 
 
-def test_other_files_are_refused(tmp_path):
+def test_other_files_are_rejected(tmp_path):
     evil = tmp_path / "w.pth"
     evil.write_bytes(pickle.dumps(print))
     with pytest.raises(WeightsError, match="can execute code"):
@@ -157,7 +157,7 @@ def test_without_a_network_the_message_names_address_and_folder(official, tmp_pa
     assert download_weights("alexnet", folder).is_file()
 
 
-def test_a_file_of_another_network_is_refused(official):
+def test_a_file_of_another_network_is_rejected(official):
     torch.save({"features.0.bias": torch.zeros(64)}, official.served / "other.pth")
     with pytest.raises(WeightsError, match=r"has no weights features\.0\.weight.*not the file of alexnet"):
         download_weights("alexnet", official("other.pth"))
@@ -296,7 +296,7 @@ def test_weights_of_unused_layers_are_skipped(tmp_path):
                                   '{"class": "DeepNCuts", "arguments": {"hidden": -3}}',
                                   '{"class": "DeepNCuts", "arguments": {"hidden": 100000000000}}',
                                   '{"class": "DeepNCuts", "arguments": {"wings": 2}}'])  # fmt: skip
-def test_invalid_descriptions_are_refused_in_one_line(tmp_path, text):
+def test_invalid_descriptions_are_rejected_in_one_line(tmp_path, text):
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
     (tmp_path / "config.json").write_text(text)

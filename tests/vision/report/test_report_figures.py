@@ -15,7 +15,7 @@ def _rows(n=12):
     return [*steps, last]
 
 
-def test_curves_hold_the_points_of_each_name():
+def test_curves_contain_the_points_of_each_name():
     fig = figures.curves(_rows())
     loss, rank = (ax for ax in fig.axes if ax.get_visible())
     drawn = {line.get_label(): line.get_xydata() for line in loss.lines}
@@ -24,7 +24,7 @@ def test_curves_hold_the_points_of_each_name():
     assert (loss.get_title(loc="left"), rank.get_title(loc="left")) == ("loss", "layer rank")
 
 
-def test_curves_take_a_logarithmic_axis_only_for_a_wide_positive_range():
+def test_curves_have_a_logarithmic_axis_only_for_a_wide_positive_range():
     wide = [{"step": i, "layer/eigen_max": 10.0**i} for i in range(5)]
     crossing = [{"step": i, "layer/eigen_min": 10.0**i - 5} for i in range(5)]
     assert figures.curves(wide).axes[0].get_yscale() == "log"

@@ -22,7 +22,7 @@ def run(tmp_path):
     return folder
 
 
-def test_the_page_holds_every_part_of_the_run(run):
+def test_the_page_contains_every_part_of_the_run(run):
     page = write_report(run).read_text(encoding="utf-8")
     for part in ("o2p-smoke-seed3", "seed 3", "5 steps", "val/error", "0.25", "nested.rank", "<figcaption>examples"):
         assert part in page
@@ -48,13 +48,13 @@ def test_the_page_loads_nothing_and_escapes_its_content(run):
     assert "prefers-color-scheme: dark" in page
 
 
-def test_a_run_that_has_just_begun_has_a_report_too(tmp_path):
+def test_a_run_without_metrics_has_a_report(tmp_path):
     run = RunFolder(tmp_path / "new").create({})
     page = write_report(run).read_text(encoding="utf-8")
     assert "<h1>new</h1>" in page and "Curves" not in page and "Figures" not in page
 
 
-def test_missing_and_damaged_files_are_named(run, tmp_path):
+def test_missing_and_corrupt_files_are_reported(run, tmp_path):
     with pytest.raises(DataError, match="is not a run folder"):
         write_report(RunFolder(tmp_path / "nothing"))
     (tmp_path / "thesis").mkdir()

@@ -44,7 +44,7 @@ def table():
     )
 
 
-def test_measured_takes_the_sample_deviation():
+def test_measured_uses_the_sample_deviation():
     value = Measured.of([1.0, 2.0, 4.0])
     assert value.mean == pytest.approx(7 / 3)
     assert value.spread == pytest.approx(math.sqrt(7 / 3))
@@ -54,7 +54,7 @@ def test_measured_takes_the_sample_deviation():
 
 
 @pytest.mark.parametrize(("value", "text"), [(-math.inf, "−∞"), (math.inf, "∞"), (math.nan, "NaN"), (12, "12")])
-def test_special_numbers_have_names(value, text):
+def test_nan_and_infinity_are_written_as_words(value, text):
     assert format_number(value) == text
 
 
@@ -67,7 +67,7 @@ def test_markdown_marks_the_best_and_escapes_pipes(table):
     assert lines[-1] == "two seeds"
 
 
-def test_html_holds_the_same_cells_and_escapes(table):
+def test_html_contains_the_same_cells_and_escapes(table):
     cells = _Cells(table.html()).rows
     assert cells[0] == ["row", "error", "time"]
     assert cells[2] == ["<b>", "24.0", ""]
@@ -81,6 +81,6 @@ def test_console_shows_every_cell(table):
     assert all(word in text for word in ("Table 1", "two seeds", "25.3 ± 0.4", "a|b", "NaN"))
 
 
-def test_a_row_that_does_not_fit_is_refused():
+def test_a_row_that_does_not_fit_is_rejected():
     with pytest.raises(ShapeError, match="row 1 has 1 cells"):
         Table(["a", "b"], [[1, 2], [3]])

@@ -58,7 +58,7 @@ def test_the_layout_pixel_by_pixel():
     ]
 
 
-def test_it_is_read_back_from_a_mat_file(tree, tmp_path):
+def test_mat_files_round_trip(tree, tmp_path):
     from scipy.io import savemat
 
     regions, hierarchy = tree

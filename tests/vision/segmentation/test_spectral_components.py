@@ -67,7 +67,7 @@ def test_bad_input():
     assert connected_components(torch.zeros(0, 3, 3, dtype=torch.long)).shape == (0, 3, 3)
 
 
-def test_without_scikit_image_the_extra_is_named(monkeypatch):
+def test_without_scikit_image_the_extra_is_reported(monkeypatch):
     for name in ("skimage", "skimage.color", "skimage.measure", "skimage.morphology", "skimage.segmentation"):
         monkeypatch.setitem(sys.modules, name, None)
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)

@@ -36,7 +36,7 @@ def test_ncut_points_with_a_parameter_matrix():
     torch.testing.assert_close(actual.points.abs(), points.abs(), atol=1e-8, rtol=1e-6)
 
 
-def test_invalid_parameter_matrices_are_refused():
+def test_invalid_parameter_matrices_are_rejected():
     f = features(d=3)
     with pytest.raises(SymmetryError):
         ncut_embedding(f, 2, lam=torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double())
@@ -94,6 +94,6 @@ def test_soft_points_of_zeros_are_zero():
     assert (actual.points == 0).all() and torch.isfinite(actual.eigenvalues).all()
 
 
-def test_soft_refuses_invalid_options():
+def test_soft_rejects_invalid_options():
     with pytest.raises(ConfigurationError, match="ridge"):
         soft_embedding(features(), ridge=0.0)

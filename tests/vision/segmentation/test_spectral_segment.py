@@ -80,7 +80,7 @@ def test_one_cell_and_one_channel():
     assert segment_features(torch.rand(3, 3, 1), [2]).labels.shape == (1, 3, 3)
 
 
-def test_bad_input_is_named():
+def test_bad_input_is_reported():
     with pytest.raises(ShapeError, match="h, w, d"):
         segment_features(torch.rand(12, 3), [2])
     with pytest.raises(ShapeError, match="at least one cell"):
@@ -91,7 +91,7 @@ def test_bad_input_is_named():
         segment_features(torch.rand(3, 3, 3), [2], space="soft")
 
 
-def test_nan_is_refused_with_usable_advice():
+def test_nan_is_rejected_with_usable_advice():
     with pytest.raises(NonFiniteError, match="1 non-finite of 8 entries") as caught:
         segment_features(torch.tensor([1.0, torch.nan, *[1.0] * 6]).view(2, 2, 2), [2])
     assert "check=" not in str(caught.value)

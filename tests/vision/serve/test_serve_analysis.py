@@ -115,7 +115,7 @@ def test_a_region_that_is_changed_loses_its_name_and_undo_restores_it(analysis):
 
 
 @pytest.mark.parametrize("kind", FORMATS.values())
-def test_exports_are_named_after_the_photograph(analysis, tmp_path, kind):
+def test_exports_are_reported_after_the_photograph(analysis, tmp_path, kind):
     path = with_regions(analysis, 3).named(10, 10, "wall").export(tmp_path, kind)
     assert path.parent == tmp_path and path.name.startswith("mug")
     if kind == "png":
@@ -124,7 +124,7 @@ def test_exports_are_named_after_the_photograph(analysis, tmp_path, kind):
         assert "wall" in path.read_text()
 
 
-def test_photographs_are_reduced_and_small_ones_refused(tmp_path):
+def test_photographs_are_reduced_and_small_ones_rejected(tmp_path):
     assert fit_photograph(np.zeros((1600, 400, 3), np.uint8)).shape == (800, 200, 3)
     with pytest.raises(DataError, match="Each side needs 16"):
         fit_photograph(np.zeros((15, 400, 3), np.uint8))

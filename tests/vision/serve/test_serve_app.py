@@ -125,7 +125,7 @@ def test_reading_many_photographs_is_bounded(page, visit, folder, picture, monke
     assert opened(page, visit, upload(folder, picture))[2] == "⚠ 1 of 1 photographs were skipped."
 
 
-def test_a_full_page_writes_nothing(page, visit, folder, picture, monkeypatch):
+def test_a_full_disk_quota_writes_nothing(page, visit, folder, picture, monkeypatch):
     file = upload(folder, picture, "mug.png")
     now = opened(page, visit, upload(folder, picture, "other.png"))[4]
     monkeypatch.setattr(app, "MAX_KEPT", 0)
@@ -136,7 +136,7 @@ def test_a_full_page_writes_nothing(page, visit, folder, picture, monkeypatch):
     assert sorted(folder.rglob("*")) == before
 
 
-def test_rescaling_is_noted_and_bad_files_are_named_without_their_path(page, visit, folder, picture):
+def test_rescaling_is_noted_and_bad_files_are_reported_without_their_path(page, visit, folder, picture):
     gray = np.zeros((48, 64), np.uint16)
     gray[:, 32:] = 4000
     assert "values from 0 to 4000 rescaled" in opened(page, visit, upload(folder, gray, "deep.png"))[2]

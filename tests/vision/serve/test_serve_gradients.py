@@ -50,7 +50,7 @@ def test_zero_channels_stop_training_with_autograd_only():
         assert runs[name].failed is None and runs[name].losses[-1] < 1e-3 * runs[name].losses[0]
 
 
-def test_a_gap_of_zero_is_a_tie_and_taylor_is_right_far_from_one():
+def test_a_gap_of_zero_is_a_tie_and_taylor_is_accurate_far_from_one():
     values = torch.linalg.eigvalsh(matrix("from 10⁻³ to 10³", TIE))
     assert float((values[4] - values[3]) / values[3]) < 1e-12
     a = torch.diag(torch.logspace(-3, 9, 8, dtype=torch.float64))

@@ -51,7 +51,7 @@ def ask(address, method="GET", body=None, path="/", **headers):
     return answer.status, answer.read()
 
 
-def test_other_hosts_and_origins_are_refused(address):
+def test_other_hosts_and_origins_are_rejected(address):
     assert ask(address) == (200, b"0") and ask(address, host="localhost:7860")[0] == 200
     assert ask(address, host="evil.example")[0] == 403 and ask(address, host="127.0.0.1.evil.example")[0] == 403
     own = f"http://{address[0]}:{address[1]}"
@@ -64,7 +64,7 @@ def test_errors_have_no_details(address):
     assert ask(address, path="/fail") == (500, b"Internal Server Error")
 
 
-def test_large_requests_and_requests_without_a_length_are_refused(address, monkeypatch):
+def test_large_requests_and_requests_without_a_length_are_rejected(address, monkeypatch):
     monkeypatch.setattr(module, "MAX_REQUEST", 1000)
     assert ask(address, "POST", b"a" * 1000) == (200, b"1000")
     assert ask(address, "POST", b"a" * 1001)[0] == 413

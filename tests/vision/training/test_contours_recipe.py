@@ -59,7 +59,7 @@ def test_crops_depend_on_the_generator_alone():
     assert torch.equal(one["image"], two["image"]) and torch.equal(one["target"], two["target"])
 
 
-def test_loss_ignores_what_few_annotators_drew():
+def test_loss_ignores_contours_of_few_annotators():
     agreement = torch.tensor([[[0.0, 0.2, 1.0, 0.0]]])
     logits = torch.tensor([[[-3.0, 0.0, 3.0, -3.0]]])
     changed = logits.clone()

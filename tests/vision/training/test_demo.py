@@ -30,7 +30,7 @@ def test_both_systems_were_trained_by_the_engine(demo):
         assert (demo / part / "checkpoints" / "last.ckpt").is_file()
 
 
-def test_the_summary_holds_before_and_after(demo):
+def test_the_summary_contains_scores_before_and_after_training(demo):
     summary = json.loads((demo / "summary.json").read_text())
     for name in ("accuracy", "covering"):
         assert all(0 <= summary[name][when] <= 1 for when in ("before", "after"))

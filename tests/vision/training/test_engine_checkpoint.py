@@ -52,7 +52,7 @@ def test_changed_bytes_are_detected_or_harmless_and_missing_ones_detected(tmp_pa
             load_checkpoint(path)
 
 
-def test_objects_that_would_execute_are_refused_in_writing_and_reading(tmp_path):
+def test_objects_that_would_execute_are_rejected_in_writing_and_reading(tmp_path):
     class Thing:
         pass
 
@@ -110,7 +110,7 @@ def test_random_states_are_restored(tmp_path):
     assert torch.equal(first[2], second[2])
 
 
-def test_a_file_without_a_state_and_a_folder_are_refused(tmp_path):
+def test_a_file_without_a_state_and_a_folder_are_rejected(tmp_path):
     torch.save([1, 2], tmp_path / "list.ckpt")
     with pytest.raises(CheckpointError, match="holds a list, not the state of a training"):
         load_checkpoint(tmp_path / "list.ckpt")

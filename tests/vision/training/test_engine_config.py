@@ -84,7 +84,7 @@ def test_wrong_data_name_the_field(data, message):
         ("ncuts", "data.limit", -1),
     ],
 )
-def test_numbers_that_cannot_train_are_refused(recipe, field, value):
+def test_numbers_that_cannot_train_are_rejected(recipe, field, value):
     with pytest.raises(ConfigurationError, match=f"{field}.* is .* Input should be"):
         merge(get_recipe(recipe).preset("smoke"), {field: value})
 

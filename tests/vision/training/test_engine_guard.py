@@ -57,7 +57,7 @@ def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(t
 
 
 @pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
-def test_a_layer_that_refuses_a_batch_is_reported_the_same_way(tmp_path, kind):
+def test_a_layer_that_rejects_a_batch_is_reported_the_same_way(tmp_path, kind):
     class Refusing(TinyModule):
         def training_step(self, batch):
             if self.step == 8:

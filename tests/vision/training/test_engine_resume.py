@@ -70,7 +70,7 @@ def test_resumed_run_is_bitwise_equal(tmp_path, stop, every, accumulate):
 
 
 @pytest.mark.parametrize("stop", [3, 8])
-def test_a_line_of_metrics_averages_the_steps_before_the_stop_too(tmp_path, stop):
+def test_metrics_average_the_steps_before_an_interruption(tmp_path, stop):
     options = {"checkpoint_every_steps": 1, "log_every": 5}
     whole, _ = train(tiny_config(tmp_path / "whole", **options))
     _train_until(tiny_config(tmp_path / "parts", **options), stop)
@@ -135,7 +135,7 @@ def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
     assert not list(run.checkpoints.iterdir())
 
 
-def test_schedules_that_need_a_metric_are_refused(tmp_path):
+def test_schedules_that_need_a_metric_are_rejected(tmp_path):
     class Plateau(TinyModule):
         def optimizers(self, steps):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
@@ -153,7 +153,7 @@ def test_a_missing_monitor_is_reported_once(tmp_path, caplog):
     assert "best" not in run.read_summary()
 
 
-def test_another_number_of_processes_within_an_epoch_is_refused(tmp_path):
+def test_another_number_of_processes_within_an_epoch_is_rejected(tmp_path):
     _train_until(tiny_config(tmp_path / "run", checkpoint_every_steps=2), 8)
     path = tmp_path / "run" / "checkpoints" / "last.ckpt"
     state = load_checkpoint(path)
@@ -169,7 +169,7 @@ def test_an_interruption_can_be_pickled():
     assert "Stopped by SIGTERM at step 7" in str(stop)
 
 
-def test_a_checkpoint_of_an_earlier_version_is_refused(tmp_path):
+def test_a_checkpoint_of_an_earlier_version_is_rejected(tmp_path):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
     state = load_checkpoint(run.checkpoints / "last.ckpt")
     save_checkpoint({"state_dict": state["state_dict"], "optimizer_states": []}, run.checkpoints / "last.ckpt")

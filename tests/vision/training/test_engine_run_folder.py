@@ -52,7 +52,7 @@ def test_a_half_written_last_line_is_dropped(run):
     assert [m["step"] for m in run.read_metrics()] == [1, 2]
 
 
-def test_a_damaged_line_in_the_middle_is_an_error(run):
+def test_a_corrupt_line_in_the_middle_is_an_error(run):
     run.metrics_path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
     with pytest.raises(ConfigurationError, match="line 2 is damaged"):
         run.read_metrics()
@@ -122,13 +122,13 @@ def test_a_foreign_folder_with_a_config_is_not_overwritten(tmp_path):
     assert (tmp_path / "config.json").read_text() == "{}"
 
 
-def test_a_run_that_was_killed_before_it_had_a_configuration_starts_again(run):
+def test_a_run_killed_before_it_had_a_configuration_restarts(run):
     run.config_path.unlink()
     run.create(EngineConfig(seed=5), resume=True)
     assert run.read_config()["seed"] == 5
 
 
-def test_a_locked_folder_is_refused_until_it_is_released(run):
+def test_a_locked_folder_is_rejected_until_it_is_released(run):
     with run.locked(), pytest.raises(ConfigurationError, match="Another process is training"), run.locked():
         pass
     with run.locked():

@@ -78,7 +78,7 @@ def assert_same_end(run, whole):
     assert steps == list(range(1, 13))
 
 
-def test_kill_at_random_moments_during_training(tmp_path, whole):
+def test_kill_at_random_times_during_training(tmp_path, whole):
     draw = random.Random(7)
     run = RunFolder(tmp_path / "run")
     kills = furthest = 0
@@ -130,7 +130,7 @@ def test_kill_at_a_file_operation_of_a_checkpoint(tmp_path, whole, number):
     assert_resumes_to_the_same_end(run, whole)
 
 
-def test_kill_in_the_middle_of_a_write(tmp_path, whole):
+def test_kill_during_a_write(tmp_path, whole):
     run = RunFolder(tmp_path / "run")
     train(tiny_config(tmp_path / "other", **OPTIONS))
     limit = (RunFolder(tmp_path / "other").checkpoints / "last.ckpt").stat().st_size // 2
@@ -156,7 +156,7 @@ def test_kill_in_the_middle_of_a_write(tmp_path, whole):
     assert_resumes_to_the_same_end(run, whole)
 
 
-def test_a_second_process_in_the_same_folder_is_refused(tmp_path, whole):
+def test_a_second_process_in_the_same_folder_is_rejected(tmp_path, whole):
     run = RunFolder(tmp_path / "run")
     first = start(tiny_config(run.path, **OPTIONS, pause=0.1))
     wait_for_lines(run, 3, first)

@@ -82,7 +82,7 @@ def test_padding():
     assert out.shape == (2, 4, 8) and out.sum() == 6 + 5 - (64 - 11)
 
 
-def test_batches_hold_images_of_one_shape():
+def test_batches_contain_images_of_one_shape():
     parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
     images = [prepare_image(p, 16) for p in parts]
     loader = ShapeLoader(PreparedSource(images, None, 0), 4, seed=1)
@@ -184,7 +184,7 @@ def test_weights_of_unused_layers_are_skipped(tmp_path):
     assert torch.equal(model.backbone.features[17].weight, whole.features[17].weight)
 
 
-def test_one_region_everywhere_is_finite():
+def test_a_single_region_is_finite():
     one = sample()
     flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
     for preset, stride in (("smoke", 16), ("paper-alexnet-relu5", 16), ("soft-vgg16-relu4", 8)):
@@ -291,7 +291,7 @@ def test_the_papers_recipe():
 
 
 @pytest.mark.parametrize("objective", ["j2", "soft"])
-def test_a_trainable_lambda_is_refused_if_nothing_depends_on_it(objective):
+def test_a_trainable_lambda_is_rejected_if_nothing_depends_on_it(objective):
     with pytest.raises(ConfigurationError, match="does not depend on Λ"):
         NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective=objective))
     NCutsConfig(model=NCutsModelConfig(affinity="lambda"), train=ObjectiveConfig(objective="j1"))

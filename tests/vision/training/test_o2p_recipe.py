@@ -108,7 +108,7 @@ def test_weights_are_chosen_on_held_out_training_images_only(config, split, monk
         assert torch.equal(value, state["state_dict"][f"model.{name}"]), name
 
 
-def test_a_run_without_a_report_can_be_used_too(config):
+def test_a_run_without_a_report_can_be_used(config):
     from matbackprop.vision.inference import load_classifier
 
     run = run_recipe(RECIPES["o2p"], config, preset="smoke")
@@ -208,7 +208,7 @@ def test_missing_data_name_the_options(monkeypatch, tmp_path):
         region_sets(RegionDataConfig(root=tmp_path))
 
 
-def test_weights_of_another_network_are_refused(config, tmp_path):
+def test_weights_of_another_network_are_rejected(config, tmp_path):
     save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
     with pytest.raises(WeightsError, match="another architecture"):
         build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))

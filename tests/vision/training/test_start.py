@@ -76,7 +76,7 @@ def test_saved_segmenters_start_their_recipes(name, tmp_path, words):
         assert torch.equal(value, system.model.state_dict()[key]), key
 
 
-def test_models_of_other_recipes_and_unknown_ones_are_refused(tmp_path, words):
+def test_models_of_other_recipes_and_unknown_ones_are_rejected(tmp_path, words):
     saved(tmp_path / "model", words)
     with pytest.raises(ConfigurationError, match=r"is a RegionClassifier, .* Use matbackprop train o2p"):
         parse("ncuts", ["--from", str(tmp_path / "model")], "train")
