@@ -124,6 +124,15 @@ def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
         )
 
 
+def out_of_range(a: Tensor, dtype: torch.dtype, sizes: Range) -> Tensor | None:
+    """Return which matrices `check_size` refuses ``(*batch,)``, without synchronization; None if the dtype has none."""
+    least, most = _limits(dtype, sizes)
+    if a.numel() == 0 or torch.finfo(a.dtype).max <= most:
+        return None
+    largest = a.detach().abs().amax((-2, -1))
+    return (largest > most) | ((largest < least) & (largest > 0))
+
+
 def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """Scale matrices whose fourth powers in ``dtype`` leave the range by powers of two, if values can be checked.
 
@@ -169,7 +178,7 @@ class Prepared(NamedTuple):
 
     x: Tensor  # in the dtype of the computation; the symmetric part for operators on symmetric matrices
     check_values: bool  # whether later values (eigenvalues, weights) are checked
-    bad: Tensor | None = None  # (*batch,), matrices that must become NaN: not symmetric and not checked
+    bad: Tensor | None = None  # (*batch,), unchecked matrices that must become NaN: not symmetric or not finite
     factors: tuple[Tensor, Tensor] | None = None  # of `rescaled`
 
     def marked(self, out: Tensor) -> Tensor:
@@ -219,6 +228,8 @@ def prepare(
             x, factors = rescaled(a, dtype)
         elif sizes is not None:
             check_size(a, dtype, name, sizes)
+    elif sizes == "large":
+        x = nan_where(out_of_range(a, dtype, sizes), a)
     x = x.to(dtype)
     if symmetric and not (equal and not is_differentiated(x)):
         x = symmetrize(x)
@@ -279,11 +290,11 @@ def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
 
 
 def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
-    """Return which matrices are not symmetric ``(*batch,)``, without synchronization; None for empty ones."""
+    """Return which matrices are not symmetric or not finite ``(*batch,)``, without synchronization; None if empty."""
     if a.shape[-1] == 0:
         return None
     gap, allowed = _asymmetry(a.detach(), unit)
-    return (gap > allowed).any(-1).any(-1)
+    return ~(gap <= allowed).all(-1).all(-1)  # true also for NaN, the difference of infinite entries
 
 
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:

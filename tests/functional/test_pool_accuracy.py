@@ -295,3 +295,15 @@ def test_moments_below_the_range_next_to_eps_are_accurate():
     large = second_order_pool(f, weight=w, eps=1.0)
     shift = torch.eye(3, dtype=torch.float64) * 996 * np.log(2)
     torch.testing.assert_close(small + shift, large, rtol=0, atol=1e-12)
+
+
+def test_second_derivatives_if_rows_are_rounding_errors_of_each_other():
+    """The eigenvectors of small singular values overlap by rounding errors of the largest row."""
+    f = torch.randn(4, 5, generator=generator(0), dtype=torch.float64)
+    f = f * torch.tensor([1e-2, 1e-3, 1e-5, 1e5, 10.0], dtype=torch.float64)
+    eps = torch.tensor(1e10, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
+    (slope,) = torch.autograd.grad(second_order_pool(f, eps=eps), eps, g, create_graph=True)
+    (second,) = torch.autograd.grad(slope, eps)
+    inverse = torch.linalg.inv(f.mT @ f + eps.detach() * torch.eye(5, dtype=torch.float64))
+    torch.testing.assert_close(second, -(inverse @ inverse * g).sum(), rtol=1e-12, atol=0)

@@ -81,6 +81,59 @@ def test_the_bad_matrix_of_a_batch_alone_becomes_nan():
     torch.testing.assert_close(out[1], torch.e * torch.eye(2, dtype=torch.float64))
 
 
+INFINITE = torch.full((1, 1), -torch.inf, dtype=torch.float64)
+TALL = torch.tensor([[torch.inf, 1.0], [2.0, 3.0], [4.0, 5.0]], dtype=torch.float64)
+NON_FINITE = {
+    "matrix_exp": (mb.matrix_exp, INFINITE),
+    "user_defined": (
+        lambda a, **o: mb.matrix_function(a, (torch.arctan, lambda x: 1 / (1 + x * x)), **o),
+        INFINITE,
+    ),
+    "projector": (mb.projector, TALL),
+    "projector_symmetric": (lambda a, **o: mb.projector(a, symmetric=True, **o), INFINITE),
+    "spectral_projector": (lambda a, **o: mb.spectral_projector(a, rank=0, **o), INFINITE),
+    "procrustes": (lambda x, **o: mb.procrustes(x, torch.ones_like(x), **o), TALL[:, :1]),
+    "exponent": (lambda p, **o: mb.matrix_power(0.5 * torch.eye(2), p, **o), torch.tensor(torch.inf)),
+    "exponent_of_pencil": (
+        lambda p, **o: mb.generalized_matrix_function(torch.eye(2), 2 * torch.eye(2), "power", exponent=p, **o),
+        torch.tensor(torch.inf),
+    ),
+    "exponent_of_pooling": (
+        lambda p, **o: mb.second_order_pool(torch.ones(1, 2) / 4, function="power", exponent=p, **o),
+        torch.tensor(torch.inf),
+    ),
+    "batch_norm": (
+        lambda v, **o: mb.spd.batch_norm(torch.eye(2), torch.eye(2), variance=v, **o),
+        torch.tensor(torch.inf),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NON_FINITE)
+def test_non_finite_inputs_are_errors_if_checked_and_nan_if_not(name):
+    operator, a = NON_FINITE[name]
+    with pytest.raises(NonFiniteError):
+        operator(a)
+    assert operator(a, check=False).isnan().any()
+    assert mapped(operator)(a).isnan().any()
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda f, **o: mb.second_order_pool(f, eps=1e297, **o),
+        lambda f, **o: mb.whiten(f, eps=1e297, **o),
+        lambda f, **o: mb.spd.exp_map(f.mT @ f / 1e150, f.mT @ f / 1e150, **o),
+    ],
+    ids=["second_order_pool", "whiten", "spd.exp_map"],
+)
+def test_products_that_leave_the_range_are_nan_if_unchecked(operator):
+    f = 1e150 * NEGATIVE.abs()
+    assert operator(f, check=False).isnan().any()
+    assert mapped(operator)(f).isnan().any()
+    assert mb.normalized_cut_j1(f, LABELS, check=False).isnan()
+
+
 # --- rank-deficient Gram matrices -------------------------------------------------------------------------------------
 
 
@@ -97,6 +150,7 @@ REFUSED = {
     "linear_solve": lambda a: mb.linear_solve(a, a[..., 0]),
     "linear_solve_symmetric": lambda a: mb.linear_solve(a, a[..., 0], symmetric=True),
     "generalized_eigh": lambda a: mb.generalized_eigh(torch.eye(a.shape[-1], dtype=a.dtype), a),
+    "generalized_matrix_function": lambda a: mb.generalized_matrix_function(a, 2 * torch.eye(4).to(a), "inv_sqrt"),
     "gradient_of_sqrt": lambda a: mb.matrix_sqrt(a.requires_grad_()).sum().backward(),
 }
 
@@ -151,6 +205,29 @@ def test_positive_powers_of_singular_matrices(p):
     else:
         with pytest.raises(DomainError, match="derivative of power"):
             torch.autograd.grad(grad.trace(), a)
+
+
+def test_low_rank_of_a_matrix_of_lower_rank_is_the_matrix():
+    for a in _grams(count=5):
+        for check in (None, False):
+            torch.testing.assert_close(mb.low_rank(a, 3, check=check), a)
+        with pytest.raises(DomainError, match="Use a smaller rank"):
+            mb.low_rank(a.requires_grad_(), 3).sum().backward()
+
+
+def test_the_projector_on_all_vectors_is_constant():
+    a = torch.diag(torch.tensor([1e6, 1.0, 1e-6], dtype=torch.float64)) @ symmetric((0.5, 1.0, 1.5))
+    a.requires_grad_()
+    onto = mb.projector(a)
+    assert torch.equal(onto, torch.eye(3, dtype=torch.float64))
+    (grad,) = torch.autograd.grad(onto[0, 1], a, create_graph=True)
+    assert not grad.any() and not torch.autograd.grad(grad.sum(), a)[0].any()
+
+
+def test_the_diagonal_of_affinities_does_not_cancel_confidence():
+    mean, confidence = torch.tensor([0.7], dtype=torch.float64), torch.tensor([0.3], dtype=torch.float64)
+    field = mb.gaussian_crf(mean, confidence, affinity=torch.full((1, 1), 1e10, dtype=torch.float64))
+    torch.testing.assert_close(field, mean, rtol=1e-15, atol=0)
 
 
 # --- symmetry ---------------------------------------------------------------------------------------------------------

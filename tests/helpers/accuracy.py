@@ -250,7 +250,7 @@ ROWS = [
         "matrix_clamp", lambda a: mb.matrix_clamp(a, 1.5), lambda a: truth.function(a, lambda x: max(x, mpf(1.5)))
     ),
     _of_symmetric(
-        "inverse_root, p = 4", lambda a: mb.inverse_root(a, 4, eps=0.1), lambda a: truth.inverse_root(a, 4, 0.1, 0)
+        "inverse_root, p = 4", lambda a: mb.inverse_root(a, 4, eps=0.1), lambda a: truth.inverse_root(a, 4, 0.1)
     ),
     Row("eigh", lambda a: _of_vectors(*mb.eigh(a)), _eigenpairs, _untied(lambda case: (symmetric(case),)), (0,)),
     Row(

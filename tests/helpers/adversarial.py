@@ -13,7 +13,7 @@ import mpmath
 import numpy as np
 import scipy.linalg
 import torch
-from mpmath import mpf
+from mpmath import mp, mpf
 
 import matbackprop as mb
 from helpers import truth
@@ -195,6 +195,7 @@ def make(seed: int, number: int, mode: str | None = None) -> tuple[Problem, str]
         if i in row.symmetric:
             bad[spot[::-1]] = bad[spot]
         arrays[i] = bad
+        arrays = [np.maximum(a, 0) if a.dtype.kind == "i" else a for a in arrays]  # rows with label −1 are not used
     arrays = [a if a.dtype.kind == "i" else rounded(a, t) for a, t in zip(arrays, dtypes, strict=True)]
     chosen = str(rng.choice(MODES, p=[0.45, 0.2, 0.18, 0.155, 0.015]))
     mode = mode or (chosen if row.traced or chosen == "unchecked" else "eager")
@@ -224,6 +225,12 @@ def record(seed: int, number: int, mutations: bool = True) -> dict:
 
 def _rank_tol(problem: Problem) -> float:
     return rank_tolerance(problem.dtype, torch.float64, None)
+
+
+def _unique_tol(problem: Problem) -> float:
+    """Of the smallest singular value, for a unique polar factor."""
+    n = max(problem.arrays[0].shape[-1], 1)
+    return max(torch.finfo(problem.dtype).eps / 2, zero_tolerance(problem.dtype, torch.float64, n))
 
 
 def _gram_tol(problem: Problem) -> float:
@@ -285,7 +292,7 @@ def _pooled(*parts, tall: bool = False):
         d = max(1, min(draw.n, 6))
         f = draw.features(0 if draw.kind == "empty" else d + 2 if tall else max(1, d - 1), d)
         size = min(float(np.abs(f).max()), 1e150) if f.size else 0.0
-        eps = (size * size or 1.0) * draw.pick(0.1, 1e-3, 1e-6)
+        eps = max((size * size or 1.0) * draw.pick(0.1, 1e-3, 1e-6), torch.finfo(draw.dtype).tiny)
         more = {
             "w": lambda: draw.weights(f.shape[0]),
             "e": lambda: np.array(eps),
@@ -400,19 +407,19 @@ def _apart(values, digits=15) -> bool:
 
 
 def _eigenpairs(a, problem):
-    """Eigenvalues, UΛUᵀ and the projector on the first eigenvector; the last two of separated eigenvalues."""
+    """Eigenvalues, UΛUᵀ and U diag(1, …, n) Uᵀ; the last two of separated eigenvalues."""
     values, u = truth.eig(a)
-    out = [truth.vector(values)]
-    if problem.is_complex:
-        return [*out, a if _apart(values[::2]) else None]
-    return [*out, *((a, truth.leading(values, u)) if _apart(values) else (None, None))]
+    copies = 2 if problem.is_complex else 1
+    if not _apart(values[::copies]):
+        return [truth.vector(values), None, None]
+    return [truth.vector(values), a, truth.compose(u, [mpf(1 + i // copies) for i in range(len(values))])]
 
 
 def _seen_pairs(lam, u):
     top = lam.abs().amax(-1, keepdim=True) if lam.shape[-1] else lam
     unit = torch.where(top > 0, top, 1).detach()
     whole = (u * (lam / unit).unsqueeze(-2)) @ u.mH * unit.unsqueeze(-1)
-    return (lam, whole) if u.is_complex() else (lam, whole, u[..., :1] @ u[..., :1].mT)
+    return lam, whole, (u * (1 + torch.arange(lam.shape[-1]))) @ u.mH
 
 
 def _leading_pairs(a, problem):
@@ -432,12 +439,12 @@ def _few(draw: Draw):
 
 def _singular(a, problem):
     values, u, v = truth.singular(a)
-    out = [truth.vector(values)]
-    if problem.is_complex:
-        return [*out, a if _apart([*values[::2], mpf(0)]) else None]
-    there = bool(values) and _apart([*values, mpf(0)])
-    first = truth.columns(u, 0, 1) * truth.columns(v, 0, 1).T if there else None
-    return [*out, a if there or not values else None, first if values else mpmath.matrix(a.rows, a.cols)]
+    if not values:
+        return [truth.vector(values), a, a]
+    copies = 2 if problem.is_complex else 1
+    if not _apart([*values[::copies], mpf(0)]):
+        return [truth.vector(values), None, None]
+    return [truth.vector(values), a, truth.compose(u, [mpf(1 + i // copies) for i in range(len(values))], v)]
 
 
 def _seen_triples(u, s, vh):
@@ -445,7 +452,7 @@ def _seen_triples(u, s, vh):
     top = s.amax(-1, keepdim=True) if k else s
     unit = torch.where(top > 0, top, 1).detach()
     whole = (u[..., :k] * (s / unit).unsqueeze(-2)) @ vh[..., :k, :] * unit.unsqueeze(-1)
-    return (s, whole) if u.is_complex() else (s, whole, u[..., :1] @ vh[..., :1, :] if k else whole)
+    return s, whole, (u[..., :k] * (1 + torch.arange(k))) @ vh[..., :k, :]
 
 
 def _ranked(draw_matrix):
@@ -474,6 +481,8 @@ def _nearest(a, problem):
     rank = _rank(problem)
     if 0 < rank < len(values) and values[rank - 1] == values[rank] > 0:
         raise truth.Undefined("a gap")
+    if any(values) and not problem.arrays[0].any():  # the difference quotient at zero is not linear
+        raise truth.Undefined("derivative")
     return [truth.compose(u, [s if i < rank else mpf(0) for i, s in enumerate(values)], v) if values else a]
 
 
@@ -511,19 +520,43 @@ def _spectral(name, value, call, draw=_matrix, **more):
 
 def _of_number(a, problem):
     p = problem.options["p"]
-    return truth.power(a, p) if isinstance(p, int) else _real_power(a, mpf(p), problem)
+    return truth.power(a, p) if isinstance(p, int) else _real_power(a, mpf(p))
 
 
-def _real_power(a, p, problem):
-    """λ^p; for p > 0, eigenvalues that count as zero by the rule of `matrix_function` are zero."""
+def _real_power(a, p):
+    """λ^p; for p > 0 eigenvalues may be zero."""
     if p < 0:
         return truth.power(a, p)
     values, u = truth.eig(a)
-    most = max((abs(x) for x in values), default=mpf(0))
-    if any(x < -_zero_tol(problem) * most for x in values):
+    rounding = truth.norm(values) * mpf(10) ** (-mp.dps // 4)  # a zero eigenvalue of the difference quotient
+    if any(x < -rounding for x in values):
         raise truth.Undefined("nonnegative")
-    zero = zero_tolerance(torch.float64, torch.float64, max(len(values), 1)) * most
-    return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > zero else mpf(0) for x in values])
+    return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > rounding**2 else mpf(0) for x in values])
+
+
+def _without_rounding(least, most=0.0, index=0):
+    """Set eigenvalues between two fractions of the largest to zero, as the operators do."""
+
+    def counted(i, a, problem):
+        if i != index:
+            return a
+        values, u = truth.eig(a)
+        size = truth.norm(values)
+        low, high = (size * (f(problem, i) if callable(f) else f) for f in (least, most))
+        if not any(low <= x <= high and x for x in values):
+            return a
+        return truth.compose(u, [mpf(0) if low <= x <= high else x for x in values])
+
+    return counted
+
+
+def _negative(problem, i):
+    return -_zero_tol(problem, i)
+
+
+_COUNTED = _without_rounding(
+    _negative, lambda problem, i: zero_tolerance(torch.float64, torch.float64, max(len(problem.arrays[i]), 1))
+)
 
 
 def _user_defined(name, g, pair, **more):
@@ -601,18 +634,18 @@ _PENCIL = {
     "inverse": (lambda x: 1 / x, _nonzero),
 }
 _of_two = {"symmetric": (0, 1), "unit": 4 * ROUNDING}
-_cut_row = {"keeps_rank": True, "least": 4.0}
+_cut_row = {"rank_tol": lambda problem: math.sqrt(_gram_tol(problem)), "least": 4.0}
 
 ROWS = [
     _spectral("matrix_log", lambda a, problem: truth.log(a), mb.matrix_log),
-    _spectral("matrix_sqrt", lambda a, problem: _real_power(a, mpf(0.5), problem), mb.matrix_sqrt),
+    _spectral("matrix_sqrt", lambda a, problem: _real_power(a, mpf(0.5)), mb.matrix_sqrt, counted=_COUNTED),
     _spectral("matrix_inv_sqrt", lambda a, problem: truth.power(a, mpf(-0.5)), mb.matrix_inv_sqrt),
     _spectral("matrix_exp", lambda a, problem: truth.exp(a), mb.matrix_exp),
     _spectral("matrix_inverse", lambda a, problem: truth.inverse(a), mb.matrix_inverse),
     Row(
         "matrix_power",
         lambda draw: (draw.symmetric(), np.array(draw.pick(0.7, -1.3, 2.0, 0.5, 1e-4, 7.5))),
-        lambda a, p, problem: [_real_power(a, p[0], problem)],
+        lambda a, p, problem: [truth.power(a, p[0])],
         mb.matrix_power,
         symmetric=(0,),
         relative=(1,),
@@ -623,6 +656,7 @@ ROWS = [
         _of_number,
         mb.matrix_power,
         _chosen("p", 0, 1, 2, 5, -1, -3, 0.5, -0.5, 2.5, -1.7, 1e-4, 20.5),
+        counted=lambda i, a, problem: a if isinstance(problem.options["p"], int) else _COUNTED(i, a, problem),
     ),
     _spectral("matrix_cube", lambda a, problem: truth.power(a, 3), lambda a, **o: mb.matrix_power(a, 3, **o)),
     _spectral(
@@ -636,7 +670,7 @@ ROWS = [
     Row(
         "matrix_functions",
         _matrix,
-        lambda a, problem: [_real_power(a, mpf(0.5), problem), _real_power(a, mpf(0.3), problem), truth.inverse(a)],
+        lambda a, problem: [_real_power(a, mpf(0.5)), _real_power(a, mpf(0.3)), truth.inverse(a)],
         lambda a, **o: mb.matrix_functions(a, ["sqrt", 0.3, "inverse"], **o),
         symmetric=(0,),
         complex=1,
@@ -646,7 +680,7 @@ ROWS = [
     ),
     _spectral(
         "inverse_root",
-        lambda a, problem: truth.inverse_root(a, problem.options["p"], _eps(problem), _zero_tol(problem)),
+        lambda a, problem: truth.inverse_root(a, problem.options["p"], _eps(problem)),
         mb.inverse_root,
         _chosen(
             "p",
@@ -656,12 +690,14 @@ ROWS = [
             2.5,
             draw_matrix=lambda draw: _chosen("eps", *(draw.scale * e for e in (0.1, 0.0, 1e-6)))(draw),
         ),
+        counted=_without_rounding(_negative),
     ),
     _spectral(
         "inverse_root_relative",
-        lambda a, problem: truth.inverse_root(a, 2, _eps(problem), _zero_tol(problem), relative=True),
+        lambda a, problem: truth.inverse_root(a, 2, _eps(problem), relative=True),
         lambda a, **o: mb.inverse_root(a, 2, relative=True, **o),
         _chosen("eps", 0.1, 1e-6),
+        counted=_without_rounding(_negative),
     ),
     _pool(
         "pool_thin_log",
@@ -753,9 +789,10 @@ ROWS = [
             draw.rng.normal(size=draw.n),
             *_chosen("eps", 0.1, 1e-6)(draw),
         ),
-        lambda x, mean, a, problem: [truth.whiten_by(x, mean, a, _eps(problem), _zero_tol(problem, 2))],
+        lambda x, mean, a, problem: [truth.whiten_by(x, mean, a, _eps(problem))],
         lambda x, mean, a, **o: mb.whiten(x, mean=mean, covariance=a, **o),
         symmetric=(2,),
+        counted=_without_rounding(_negative, index=2),
     ),
     Row(
         "generalized_eigh",
@@ -803,7 +840,7 @@ ROWS = [
         lambda draw: (draw.features(),),
         lambda a, problem: [truth.span(a, mpf(_rank_tol(problem)) ** 2)[0]],
         mb.projector,
-        keeps_rank=True,
+        rank_tol=_rank_tol,
         complex=1,
     ),
     _spectral(
@@ -814,7 +851,7 @@ ROWS = [
     ),
     # One order, because second derivatives count singular values below the tolerance as zero.
     *(
-        Row(f"pinv_{shape}", draw, _pinv, mb.pinv, keeps_rank=True, complex=1, orders=1)
+        Row(f"pinv_{shape}", draw, _pinv, mb.pinv, rank_tol=_rank_tol, complex=1, orders=1)
         for shape, draw in (("tall", _tall), ("wide", _wide))
     ),
     Row("pinv_deficient", _matrix, _pinv, mb.pinv, orders=0),
@@ -823,21 +860,21 @@ ROWS = [
         lambda draw: (*(a := _tall(draw)), draw.rng.uniform(-1, 1, (a[0].shape[0], 2))),
         lambda a, b, problem: [_pinv(a, problem)[0] * b],
         mb.lstsq,
-        keeps_rank=True,
+        rank_tol=_rank_tol,
         complex=2,
         orders=1,
     ),
     Row("spectral_projector", _ranked(_matrix), _leading_space, mb.spectral_projector, symmetric=(0,), complex=1),
     *(
-        Row(f"polar_{shape}", draw, lambda a, problem: truth.polar(a, _rank_tol(problem)), mb.polar, complex=1)
+        Row(f"polar_{shape}", draw, lambda a, problem: truth.polar(a, _unique_tol(problem)), mb.polar, complex=1)
         for shape, draw in (("tall", _tall), ("wide", _wide))
     ),
-    Row("project_rotation", _square, lambda a, problem: [truth.rotation(a, _rank_tol(problem))], mb.project_rotation),
+    Row("project_rotation", _square, lambda a, problem: [truth.rotation(a, _unique_tol(problem))], mb.project_rotation),
     Row(
         "procrustes",
         _points,
         lambda x, y, w, problem: [
-            truth.rotation(x.T * truth.diagonal(w) * y, _rank_tol(problem))
+            truth.rotation(x.T * truth.diagonal(w) * y, _unique_tol(problem))
             if x.rows
             else truth.rotation(mpmath.matrix(x.cols, x.cols), 0)
         ],
@@ -848,7 +885,7 @@ ROWS = [
         "procrustes_with_reflections",
         lambda draw: _points(draw)[:2],
         lambda x, y, problem: [
-            truth.rotation(x.T * y if x.rows else mpmath.matrix(x.cols, x.cols), _rank_tol(problem), reflection=True)
+            truth.rotation(x.T * y if x.rows else mpmath.matrix(x.cols, x.cols), _unique_tol(problem), reflection=True)
         ],
         lambda x, y, **o: mb.procrustes(x, y, reflection=True, **o),
     ),
@@ -914,7 +951,7 @@ ROWS = [
         lambda f, problem: truth.embedding(f, 2, _gram_tol(problem)),
         lambda f, **o: mb.spectral_embedding(f, 2, **o),
         lambda lam, u, degree: (lam, u @ u.mT, degree),
-        keeps_rank=True,
+        rank_tol=lambda problem: math.sqrt(_gram_tol(problem)),
         composed=True,
     ),
     Row(
@@ -999,6 +1036,7 @@ ROWS = [
         lambda x, w, problem: [w.T * truth.sym(x) * w if x.rows else mpmath.matrix(2, 2)],
         mb.spd.bimap,
         symmetric=(0,),
+        composed=True,  # computed in the dtype of the inputs
         passes=True,
         checks=False,
     ),

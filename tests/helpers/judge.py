@@ -12,7 +12,7 @@ import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import mpmath
@@ -32,7 +32,8 @@ DIGITS = {"value": 1e-12, "gradient": 1e-10, "tangent": 1e-10, "second": 1e-8}
 DETERMINED = 0.03
 """An answer is determined if its tolerance is at most this fraction of it: 10 % are noticed."""
 _FIX = re.compile(
-    r"\b(add|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark)\b", re.I
+    r"\b(add|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark|end)\b",
+    re.I,
 )
 
 
@@ -49,7 +50,9 @@ class Row:
         symmetric: indices of symmetric inputs.
         relative: indices of inputs that are perturbed in proportion to their entries.
         covariant: the result follows D·A·D, so that symmetric inputs are perturbed relative to their diagonal.
-        keeps_rank: derivatives exist only along variations of the first input that keep its rank.
+        rank_tol: takes a problem and returns the fraction of the largest singular value of the first input at or below
+            which others count as zero. Derivatives exist only along variations that keep the rank.
+        counted: takes an index, the input in mpmath, and the problem, and returns the matrix that it counts as.
         composed: ``seen`` computes with outputs rounded to their dtype.
         unit: documented backward error.
         least: lower bound of the size of intermediate results, for values that are differences.
@@ -69,7 +72,8 @@ class Row:
     symmetric: tuple[int, ...] = ()
     relative: tuple[int, ...] = ()
     covariant: bool = False
-    keeps_rank: bool = False
+    rank_tol: Callable | None = None
+    counted: Callable = lambda i, x, problem: x
     composed: bool = False
     unit: float = ROUNDING
     least: float = 0.0
@@ -145,6 +149,16 @@ class Problem:
         p, q = m.rows // 2, m.cols // 2
         return [m[i + part * p, j] for i in range(p) for j in range(q) for part in (0, 1)]
 
+    def drops(self, least: float = 0.0) -> bool:
+        """Whether a nonzero singular value of the first input, at least a fraction of the tolerance, may count as zero.
+
+        Weights and degrees scale it, so up to 16 times the tolerance it may.
+        """
+        if self.row.rank_tol is None or not self.arrays[0].size:
+            return False
+        values, tol = np.linalg.svd(self.arrays[0], compute_uv=False), self.row.rank_tol(self)
+        return any(max(64 * ROUNDING, least * tol) * values[0] < x < 16 * tol * values[0] for x in values)
+
     def call(self, *tensors):
         more = {"check": False} if self.mode == "unchecked" and self.row.checks else {}
         out = self.row.call(*tensors, **self.options, **more)
@@ -171,7 +185,7 @@ def motions(problem: Problem) -> list[Motion | None]:
         v = 0.25 * _uniform(rng, a.shape, a.dtype)
         if a.dtype.kind == "i":
             out.append(None)
-        elif problem.row.keeps_rank and i == 0 and not _has_full_rank(a, dtype):
+        elif problem.row.rank_tol and i == 0 and not _has_full_rank(a, dtype):
             c = np.diag(rng.choice([-0.25, 0.25], len(a)))  # CX is exact in every dtype
             c = c if (a == 0).all(1).any() else c[rng.permutation(len(a))]
             c = c + 0j if a.dtype.kind == "c" else c
@@ -225,6 +239,8 @@ class Told:
 
 
 def tell(problem: Problem, inputs: list, moved: list[Motion | None], step) -> Told:
+    inputs = [problem.row.counted(i, x, problem) for i, x in enumerate(inputs)]
+
     def at(t):
         out = problem.row.truth(
             *(_along(problem, x, m, t) for x, m in zip(inputs, moved, strict=True)), problem=problem
@@ -485,6 +501,8 @@ class Judge:
             beyond = math.isinf(x) and mpmath.sign(x) * y + allowed > 0.99 * mpf(info.max)
             if not beyond and not abs(mpf(x) - y) <= allowed + tiny:
                 worst = "silently wrong"
+        if worst != "exact" and self.problem.drops(1 / 16 if name == "value" else 0.0):
+            return self.of_size(name, got, k, info), False
         return worst, allowed <= DETERMINED * size and size > tiny
 
     def of_size(self, name: str, got: list[float], k: int, info) -> str:
@@ -498,7 +516,8 @@ class Judge:
         size = mpf(max(map(abs, got), default=0.0))
         # A function without a derivative is not large: only a pole bounds derivatives from below.
         bounded = name == "value" or least > 1e3 * self.ordinary(name)
-        right = not bounded or 64 * size >= least - 4 * info.tiny - self.noise
+        lost = 4 * info.tiny + self.noise + DIGITS[name] * self.ordinary(name)
+        right = not bounded or 64 * size >= least - lost
         right &= has_pole or size <= 64 * (most + self.ordinary(name)) or 64 * most > info.max
         return "undetermined" if right else "silently wrong"
 
@@ -520,7 +539,7 @@ class Judge:
         peak = mpf(max(_peak(v) for v in velocities))
         tiny = 4 * count * max(i.tiny for i in infos) * peak * (peak + 1 if name == "second" else 1)
         if any(isinstance(t, ArithmeticError) for t in told):
-            return ("silently wrong" if mpmath.isnan(total) else "undetermined"), False
+            return _of_no_derivative(gradients), False
 
         def pair(t):
             return sum(
@@ -545,12 +564,12 @@ class Judge:
         if not mpmath.isfinite(total):  # right if an entry of the gradient is beyond the range
             least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
-        if allowed > abs(center) / 2 + tiny:
+        right = abs(total - center) <= allowed + tiny
+        if allowed > abs(center) / 2 + tiny or (not right and self.problem.drops()):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
             most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *(p[2] for p in parts)))
             wrong = len(sizes) == len(self.far) and abs(total) > most + allowed
             return ("silently wrong" if wrong else "undetermined"), False
-        right = abs(total - center) <= allowed + tiny
         return ("exact" if right else "silently wrong"), allowed <= DETERMINED * abs(center) and abs(center) > tiny
 
 
@@ -611,14 +630,13 @@ def judge(problem: Problem, mutations: bool = False) -> dict:
                 got = answer(problem, name, moved, cotangents)
                 outs = got if name == "value" else outs
             except Exception as error:
-                verdict = of_error(error, _is_determined(court, name) and _is_moderate(problem), problem.is_checked)
+                if problem.partners is not problem.arrays and problem.layout in ("beside", "behind"):
+                    return judge(replace(problem, partners=problem.arrays), mutations)  # the partner may be at fault
+                verdict = of_error(error, _of_refusal(court, name) == "needless error", problem.is_checked)
                 details[name] = f"{type(error).__name__}: {error}"[:300]
             else:
                 if any(torch.isnan(t).any() for t in got) and not problem.is_checked:
-                    verdict = (
-                        "needless error" if _is_determined(court, name) and _is_moderate(problem) else "clear error"
-                    )
-                    details[name] = "NaN"
+                    verdict, details[name] = _of_refusal(court, name), "NaN"
                 elif isinstance(told, ArithmeticError):
                     verdict = _of_undefined(court, got) if name == "value" else _of_no_derivative(got)
                 elif name in ("gradient", "second"):
@@ -635,6 +653,8 @@ def judge(problem: Problem, mutations: bool = False) -> dict:
                     determined = bool(found) and all(d for _, d in found)
                 if verdict == "silently wrong":
                     details[name] = _describe(court, name, got)
+                    if any(torch.isinf(t).any() for t in got) and not problem.is_checked:
+                        verdict = _of_refusal(court, name)
                 if mutations and verdict == "exact" and determined:
                     for kind, mutate in MUTATIONS.items():
                         changed = [mutate(t) for t in got]
@@ -660,6 +680,10 @@ def _of_not_finite(problem, moved, details) -> str:
     if problem.row.passes:
         return "exact" if bad else "silently wrong"
     return "clear error" if bad and not problem.is_checked else "silently wrong"
+
+
+def _of_refusal(court: Judge, name: str) -> str:
+    return "needless error" if _is_determined(court, name) and _is_moderate(court.problem) else "clear error"
 
 
 def _of_undefined(court: Judge, got: list[torch.Tensor]) -> str:

@@ -379,11 +379,9 @@ def pencil_function(a, b, g, domain=positive):
     return up * compose(u, [g(x) for x in domain(values)]) * up
 
 
-def inverse_root(a, p, eps, share, relative=False):
-    """(A + εI)^(−1/p); eigenvalues negative by rounding count as zero."""
+def inverse_root(a, p, eps, relative=False):
+    """(A + εI)^(−1/p)."""
     values, u = eig(a)
-    top = max((abs(x) for x in values), default=mpf(0))
-    values = [mpf(0) if -share * top <= x < 0 else x for x in values]
     shift = mpf(eps) * (max(values, default=mpf(0)) if relative else 1)
     return compose(u, [x ** (-1 / mpf(p)) for x in positive([x + shift for x in values])])
 
@@ -410,10 +408,10 @@ def whiten(x, w, eps, noise=False, axes=False):
     return mpmath.matrix([[y[i, n - 1 - j] ** 2 / (values[n - 1 - j] + eps) for j in range(n)] for i in range(x.rows)])
 
 
-def whiten_by(x, mean, a, eps, share):
+def whiten_by(x, mean, a, eps):
     """Whitening by a given mean and covariance."""
     centered = x - mpmath.ones(x.rows, 1) * mean.T
-    return centered * inverse_root(a, 2, eps, share)
+    return centered * inverse_root(a, 2, eps)
 
 
 def top(a):

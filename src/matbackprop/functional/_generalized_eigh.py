@@ -306,4 +306,7 @@ def generalized_matrix_function(
     with autocast_off(a.device.type):
         x, y = _prepare(a, b, check, precision)
         out = function_of_pencil(x.x, y.x, function, exponent, x.check_values, params=params, dtype=b.dtype)
+        if resolve_function(function, exponent, params)[0].domain == "positive":  # rounding may hide a zero eigenvalue
+            factor = definite_factor(x.x.detach(), x.check_values, "a", a.dtype)
+            out = nan_where(factor.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1), out)
         return x.marked(y.marked(out)).to(a.dtype)

@@ -9,7 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_weight, check_weight_values, into_range, wants_check
+from matbackprop.checks import (
+    check_finite,
+    check_matrix,
+    check_weight,
+    check_weight_values,
+    into_range,
+    nan_where,
+    out_of_range,
+    wants_check,
+)
 from matbackprop.errors import LabelError, ShapeError
 from matbackprop.numerics import compute_dtype
 
@@ -78,9 +87,9 @@ class LabeledImages(NamedTuple):
         return (self.labels >= 0) & (self.labels < self.num_labels)
 
     def in_range(self) -> LabeledImages:
-        """Scale features and weights so that their products do not overflow, if values are checked."""
+        """Scale features and weights so that their products do not overflow; features become NaN if unchecked."""
         if not self.checked:
-            return self
+            return self._replace(f=nan_where(out_of_range(self.f, self.dtype, "products"), self.f))
         weight = self.weight
         if weight is not None and weight.dtype != torch.bool:
             weight = into_range(weight.unsqueeze(-2), self.dtype).squeeze(-2)

@@ -524,7 +524,8 @@ def gaussian_crf(
                 raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
             if check_values:
                 _check_confidence(c, degree)
-            field = torch.diag_embed(c + degree) - ready.x
+            others = ready.x - torch.diag_embed(ready.x.diagonal(dim1=-2, dim2=-1))  # the diagonal cancels
+            field = torch.diag_embed(c + others.sum(-1)) - others
             return ready.marked(linear_solve(field, right, symmetric=True, precision=dtype, check=check)).to(mean.dtype)
         assert features is not None
         f = prepare(features, "features", check, precision, sizes="products", or_complex=False).x

@@ -60,6 +60,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
             return a.clone()
         x = ready.x
         u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
+        s = torch.where(s <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., :1], 0, s)  # rounding errors
         cut = s[..., rank]
         function, tied = KEEP_LARGE, None
         if rank and s.numel():

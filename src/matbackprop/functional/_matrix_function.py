@@ -15,6 +15,7 @@ from matbackprop.checks import (
     check_finite,
     check_matrix,
     check_result,
+    nan_where,
     prepare,
     values_checkable,
 )
@@ -248,6 +249,8 @@ def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: Spect
     refuse_captured(function, lam, p)
     if not ready.check_values:
         lam = lam.masked_fill(outside_domain(lam, function), torch.nan)
+        if p is not None and function.builtin:
+            lam = nan_where(~p.isfinite(), lam)
         return ready.marked(of_symmetric_part(a, x, Spectrum(lam, spectrum.vectors), function, p))
     if p is not None:
         check_finite(p, "exponent" if function.builtin else "params")

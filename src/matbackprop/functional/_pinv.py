@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again
-from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, nan_where, prepare
+from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, nan_where, out_of_range, prepare
 from matbackprop.errors import DtypeError
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._linear_solve import as_columns
@@ -91,7 +91,7 @@ def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float)
     """
     size = values.abs()
     largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
-    kept = (size > tol * largest) & (size > 0)
+    kept = ~(((size <= tol * largest) & (largest < torch.inf)) | (size == 0))  # true for NaN
     inverse = torch.where(kept, values, 1).reciprocal() * kept
     inside = inverse.abs().unsqueeze(-1) * ~kept.unsqueeze(-2)  # 1/σᵢ in rows of the range and columns outside
     ratio = inside * size.unsqueeze(-2)
@@ -105,10 +105,7 @@ def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float)
 def _of_prepared(ready: Prepared, dtype: torch.dtype, rtol: float | torch.dtype | None) -> Tensor:
     x = ready.x.detach()
     inverse, _ = pseudo_inverse(ready.x, *batched_svd(x), rank_tolerance(dtype, x.dtype, rtol))
-    if ready.check_values or x.numel() == 0:
-        return inverse
-    info, size = torch.finfo(x.dtype), x.abs().amax((-2, -1))
-    return nan_where((size > info.max**0.25) | ((size < info.tiny**0.25) & (size > 0)), inverse)
+    return inverse if ready.check_values else nan_where(out_of_range(x, x.dtype, "products"), inverse)
 
 
 def pinv(

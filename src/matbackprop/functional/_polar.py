@@ -135,11 +135,11 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
         sign = torch.where(last, torch.linalg.det(w @ vh).sign().unsqueeze(-1), 1)
         w, s = w * sign.unsqueeze(-2), s * sign
     out = apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
-    if s.numel() == 0 or (rotation and s.shape[-1] == 1):
+    if s.numel() == 0:
         return out
     least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
     tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
-    bad = least <= tol * s[..., 0]
+    bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
     if not check_values:
         return nan_where(bad, out) if check_values is False else out
     if bool(bad.any()):

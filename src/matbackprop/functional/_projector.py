@@ -101,7 +101,12 @@ def projector(
         else:
             u, values, vh = batched_svd(x)
         inverse, basis = pseudo_inverse(ready.x, u, values, vh, tol)
-        onto = apply(_Projector, ready.x, symmetrize(basis @ basis.mH), inverse)
+        value = symmetrize(basis @ basis.mH)
+        if a.shape[-2] <= a.shape[-1]:  # if all rows are independent, A⁺ would amplify rounding errors of I − Π
+            full = (basis != 0).any(-2).all(-1)[..., None, None]
+            value = torch.where(full, torch.eye(a.shape[-2], dtype=value.dtype, device=value.device), value)
+        onto = apply(_Projector, ready.x, value, inverse)
+        onto = onto if ready.check_values else nan_where(values.isnan().any(-1), onto)
         return ready.marked(onto).to(a.dtype)
 
 

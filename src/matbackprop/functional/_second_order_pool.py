@@ -33,11 +33,13 @@ from matbackprop.checks import (
     check_weight,
     check_weight_values,
     is_plain,
+    nan_where,
     parameter_tensor,
     prepare,
     values_checkable,
 )
 from matbackprop.cuda import pool as pool_kernels
+from matbackprop.cuda.cusolver import without_magma
 from matbackprop.divided_differences import (
     BoundFunction,
     FunctionLike,
@@ -135,12 +137,16 @@ class Thin(NamedTuple):
 
     def _unit_rows(self) -> Tensor:
         """Rows of Y over their norms, zero if s is zero."""
-        return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
+        norms = torch.linalg.vector_norm(self.y, dim=-1)  # s has errors relative to its largest entry
+        return self.y / torch.where(self.s > 0, norms, torch.inf).unsqueeze(-1)
 
     def _right_vectors(self) -> Tensor:
-        """`_unit_rows`, each orthogonalized against larger ones."""
-        v = self._unit_rows()
-        return v - ((v @ v.mH) * (self.s.unsqueeze(-1) < self.s.unsqueeze(-2))) @ v
+        """`_unit_rows`, each orthogonalized against larger ones, whose rounding errors may have its size."""
+        v = self._unit_rows().flip(-2)  # s is ascending
+        overlap = v @ v.mH + torch.diag_embed((v == 0).all(-1).to(v.dtype))
+        with without_magma(v):
+            lower = torch.linalg.cholesky_ex(overlap).L
+        return torch.linalg.solve_triangular(lower, v, upper=False).flip(-2)
 
     def spectrum(self) -> Spectrum:
         """The spectrum of A."""
@@ -462,6 +468,8 @@ def _pool(
             check_finite(p, "exponent" if function.builtin else "params")
         if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
             function = dataclasses.replace(function, announce=True)
+    elif p is not None and function.builtin:
+        x = nan_where(~p.isfinite(), x)
     x = _center(x, w) if center else x
     if method != "fused":
         return _reference_pool(x, w, shift, p, function, method, check_values)

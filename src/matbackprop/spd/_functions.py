@@ -18,6 +18,7 @@ from matbackprop.checks import (
     check_size,
     check_symmetric,
     nan_where,
+    out_of_range,
     wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
@@ -95,8 +96,8 @@ def prepare(
             check_symmetric(a, name)
         x = symmetrize(a.to(compute))
         good = x.detach().isfinite().all(-1).all(-1)
-        if not check_values and (bad := asymmetric(a)) is not None:
-            good = good & ~bad
+        for bad in () if check_values else (asymmetric(a), out_of_range(a, compute, "products")):
+            good = good if bad is None else good & ~bad
         if name not in symmetric:
             tolerance = definite_tolerance(a.dtype, compute, a.shape[-1])
             definite.append(_is_definite(x.detach(), tolerance))
@@ -526,7 +527,10 @@ def batch_norm(
         y = symmetrize(root @ y @ root)
         if variance is not None:
             spread = variance if isinstance(variance, Tensor) else torch.scalar_tensor(variance, device=x.device)
+            if given.check_values:
+                check_finite(spread, "variance")
             power = scale * (spread.to(inside) + eps).rsqrt()
+            power = nan_where(~spread.isfinite(), power)
             y = matrix_power(y, power, check=False, precision=inside)
         if bias is not None:
             back = of_matrix(rest[1], "sqrt")
