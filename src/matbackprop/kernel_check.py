@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -63,11 +62,6 @@ def _weighted_pool(x: Tensor) -> Tensor:
     return mb.second_order_pool(x, weight=weight, center=True)
 
 
-def _cut(objective: Callable[..., Tensor], x: Tensor) -> Tensor:
-    labels = torch.arange(x.shape[-2], device=x.device).remainder(3).expand(x.shape[:-1])
-    return objective(x.abs(), labels, num_labels=3)
-
-
 CASES = [
     Case("jacobi.cu", _rebuilt_eigh, (3, 12, 12)),
     Case("jacobi.cu", _rebuilt_eigh, (3, 13, 13), torch.float64),
@@ -83,8 +77,6 @@ CASES = [
     Case("pool_prepare.cu", _weighted_pool, (4, 30, 10)),
     Case("matrix_function.cu", _log, (4, 16, 20)),
     Case("matrix_function_parts.cu", _log, (2, 80, 90), torch.float64),
-    Case("cuts.cu", partial(_cut, mb.normalized_cut_j2), (3, 200, 8)),
-    Case("cuts.cu", partial(_cut, mb.normalized_cut_soft), (3, 200, 8)),
 ]
 
 

@@ -13,7 +13,6 @@ import matbackprop.cuda
 from matbackprop.cuda import (
     compiler,
     cusolver,
-    cuts,
     jacobi,
     matrix_function,
     pool,
@@ -36,7 +35,6 @@ SOURCES = {
     "pool, weights": (pool.PREPARE, {"IN": "float", "WEIGHT": "bool"}),
     "matrix function": (matrix_function.SOURCE, DOUBLE | {"FUNCTION": 4, "IN": "float"}),
     "matrix function in parts": (matrix_function.PARTS, {"FUNCTION": 4, "IN": "double"}),
-    "cuts": (cuts.SOURCE, DOUBLE | {"IN": "float"}),
     "svd": (svd.SOURCE, DOUBLE | {"IN": "float"}),
     "svd, tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "double"}),
     "tridiagonal": (tridiagonal.SOURCE, {"CLUSTER": 2, "REDUCE_THREADS": 512}),
@@ -121,7 +119,7 @@ def test_one_switch_turns_all_kernels_off(monkeypatch):
     device = torch.device("cuda", 0)
     assert device_takes(device) and route(device, torch.float32, 12, 10) == "jacobi"
     with matbackprop.cuda.kernels(enabled=False):
-        assert not device_takes(device) and not cuts.takes(5, device)
+        assert not device_takes(device)
         for n in (12, 200, 2000):
             assert route(device, torch.float32, n, 10) == "torch"
         with matbackprop.cuda.kernels(enabled=True):

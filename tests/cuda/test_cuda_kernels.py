@@ -7,16 +7,14 @@ import pytest
 import torch
 
 from helpers import cuda_on_cpu
-from matbackprop import normalized_cut_j2, normalized_cut_soft, second_order_pool
+from matbackprop import second_order_pool
 from matbackprop.checks import is_plain
-from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool, pool_parts
 from matbackprop.cuda.compiler import POOL_FUNCTIONS as FUNCTIONS
 from matbackprop.cuda.compiler import TYPES
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
-from matbackprop.numerics import gram_tolerance
 from matbackprop.solvers.eigh import batched_eigh
 
 JACOBI = """
@@ -92,32 +90,6 @@ extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, R
                                      int n, int k, int y_next, int y_step, int q_next, int q_step) {
     launch({batch, 1, 1}, threads, 0,
            [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
-}
-"""
-
-CUTS = """
-int main(int, char** argv) {
-    const int n = atoi(argv[1]), m = atoi(argv[2]), d = atoi(argv[3]), k = atoi(argv[4]), a = atoi(argv[5]);
-    const int piece = atoi(argv[6]), threads = atoi(argv[7]);
-    const double ridge = atof(argv[8]), tol = atof(argv[9]);
-    auto f = read<IN>(n / a * m * d);
-    auto labels = read<long long>(n * m);
-    auto given = read<REAL>(atoi(argv[10]) * n / a * m);
-    const REAL* weights = given.empty() ? nullptr : given.data();
-    const int pieces = (m + piece - 1) / piece, entries = (d + k) * (d + 1);
-    std::vector<REAL> partial(n * pieces * entries), sums(n * entries), rows(n * k * d), terms(n * k * 2), q(n * d * d);
-    std::vector<IN> value(n), g(n, 1), out(n * m * d);
-    launch({n, pieces, (d + k + TILE - 1) / TILE}, PRODUCT_THREADS, 0,
-           [&] { cut_sums(f.data(), labels.data(), weights, partial.data(), m, d, k, piece, a); });
-    launch({n, 1, 1}, threads, Sizes(d).a_threads, [&] {
-        cut_solve(partial.data(), sums.data(), rows.data(), terms.data(), q.data(), value.data(), ridge, tol, pieces, d,
-                  k);
-    });
-    launch({n, (m + TILE - 1) / TILE, 1}, PRODUCT_THREADS, 0, [&] {
-        cut_gradient(f.data(), labels.data(), weights, rows.data(), q.data(), g.data(), out.data(), m, d, k, a);
-    });
-    write(value);
-    write(out);
 }
 """
 
@@ -500,49 +472,3 @@ def test_pooling_stays_on_chip_if_it_fits_a_block():
     assert all(pool.on_chip(m, d, limit) for m, d in ((64, 64), (4096, 64), (64, 10000), (1, 1)))
     assert not any(pool.on_chip(m, d, limit) for m, d in ((65, 65), (4097, 8), (65, 256), (256, 65)))
     assert pool.on_chip(36, 256, 99 * 1024) and not pool.on_chip(64, 256, 99 * 1024)
-
-
-@pytest.fixture(scope="module")
-def cuts(tmp_path_factory):
-    return cuda_on_cpu.build(tmp_path_factory.mktemp("cuts"), cut_kernels.SOURCE, CUTS, REAL_IS_DOUBLE=1, IN="float")
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("ridge", [0.0, 0.3], ids=["J2", "soft"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["rows", "weighted rows"])
-def test_cut_kernels_agree_with_the_operators(cuts, ridge, weighted):
-    images, annotators, m, d, k = 2, 2, 70, 4, 63  # more regions than one tile holds, most of them empty
-    generator = torch.Generator().manual_seed(1)
-    f = torch.rand(images, m, d, generator=generator)
-    f[1, :, 3] = f[1, :, 2]  # rank deficient
-    labels = torch.randint(-1, k, (images, annotators, m), generator=generator)
-    weight = torch.rand(images, m, generator=generator, dtype=torch.float64) if weighted else None
-    far = labels.clone()
-    far[0, 0, 1] = labels[0, 0, 1] + 2**33  # not a label, also after truncation to 32 bits
-    labels[0, 0, 1] = -1
-    tol = gram_tolerance(torch.float32, torch.float64, d, None)
-    arguments = (
-        images * annotators,
-        m,
-        d,
-        k,
-        annotators,
-        32,
-        jacobi_kernel.Sizes(d).threads,
-        ridge,
-        tol,
-        int(weighted),
-    )
-    inputs = [f.numpy(), far.numpy(), *([weight.numpy()] if weighted else [])]
-    out = torch.from_numpy(cuda_on_cpu.run(cuts, arguments, *inputs, dtype=np.float32).copy())
-    count = images * annotators
-    value, gradient = out[:count].view(images, annotators), out[count:].view(images, annotators, m, d)
-    for a in range(annotators):
-        x = f.double().requires_grad_()
-        if ridge:
-            expected = normalized_cut_soft(x, labels[:, a], ridge=ridge, num_labels=k, weight=weight)
-        else:
-            expected = normalized_cut_j2(x, labels[:, a], num_labels=k, rank_tol=torch.float32, weight=weight)
-        (exact,) = torch.autograd.grad(expected.sum(), x)
-        torch.testing.assert_close(value[:, a].double(), expected.detach(), rtol=1e-6, atol=1e-6)
-        assert (gradient[:, a] - exact).norm() < 1e-6 * exact.norm()

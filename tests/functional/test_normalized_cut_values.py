@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from helpers.cuts import OBJECTIVES, dense_value, features, lambda_matrix, regions
 from matbackprop import normalized_cut_j1, normalized_cut_j2, normalized_cut_soft
-from matbackprop.cuda import cuts
 
 NAMES = list(OBJECTIVES)
 
@@ -239,23 +238,3 @@ def test_a_small_ridge_is_j2_and_the_soft_rank_has_a_gradient():
     (soft,) = torch.autograd.grad(normalized_cut_soft(torch.cat([e, scale * useless], 1), labels), scale)
     assert hard.abs() < 1e-12
     assert soft > 1e-2
-
-
-@pytest.mark.parametrize("name", ["j2", "soft"])
-@pytest.mark.parametrize("annotators", [1, 3])
-def test_weights_and_annotators_reach_the_kernels(name, annotators, monkeypatch):
-    """Record the arguments of the kernels, which take flat batches, and compute with the fallback."""
-    f, weight = features(2, 20, 4), features(2, 20, seed=3)
-    labels = torch.stack([regions(2, 20, ignored=0.2, seed=s) for s in range(annotators)], 1)
-    labels = labels.squeeze(1) if annotators == 1 else labels
-    expected = OBJECTIVES[name][0](f, labels, weight=weight)
-    handed = []
-
-    def fallback(x, y, w, k, ridge, tol, general):
-        handed.append((x.shape, y.shape, w.shape))
-        return general(x.reshape(-1, 20, 4), y.reshape(-1, 20), w.reshape(-1, 20)).reshape(y.shape[:-1])
-
-    monkeypatch.setattr("matbackprop.functional._normalized_cut._kernels_apply", lambda *_: True)
-    monkeypatch.setattr(cuts, "objective", fallback)
-    torch.testing.assert_close(OBJECTIVES[name][0](f, labels, weight=weight), expected)
-    assert handed == [((2, 20, 4), labels.shape, (2, 20))]

@@ -49,15 +49,14 @@ class Sizes:
         """Eigenvectors, with rows padded against bank conflicts."""
         return max(self.n * ((self.players + 7) // 16 * 16 + 8), self.threads)
 
-    def shared_bytes(self, itemsize: int, *, extra: int = 0, tile: int = 0) -> int:
+    def shared_bytes(self, itemsize: int, *, tile: int = 0) -> int:
         """Shared memory for all of these, the eigenvalues and their order.
 
         Args:
             itemsize: bytes of a number.
-            extra: further numbers.
             tile: smallest size of the memory of rotations and matrix, and of that of the eigenvectors, in numbers.
         """
-        numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players + extra
+        numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players
         return numbers * itemsize + 4 * self.players
 
 

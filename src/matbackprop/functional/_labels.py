@@ -51,7 +51,7 @@ class LabeledImages(NamedTuple):
     Attributes:
         f: features ``(*b, m, d)`` in the dtype of the argument.
         labels: ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
-        weight: ``(*b, m)`` or None.
+        weight: ``(*b, m)``, or ``(*b, 1, m)`` for several annotators, or None.
         num_labels: the number of columns of E.
         dtype: of the computation.
         checked: whether values have been checked.
@@ -69,57 +69,52 @@ class LabeledImages(NamedTuple):
         """Whether each image has several labelings."""
         return self.labels.ndim == self.f.ndim
 
-    @property
-    def weight_per_label(self) -> Tensor | None:
-        """The weights, in a shape that broadcasts against the labels."""
-        return self.weight.unsqueeze(-2) if self.weight is not None and self.annotators else self.weight
+    def rows(self, rescale: bool = True) -> LabeledRows:
+        """Return the rows in the dtype of the computation, ignored ones with weight 0.
 
-    def rows(self) -> LabeledRows:
-        """Return the rows in the dtype of the computation, ignored ones with weight 0."""
-        f, weight, k = self.f.to(self.dtype), self._labeled().to(self.dtype), self.num_labels
+        ``rescale`` scales features and weights so that their products do not overflow. If values are not checked,
+        features out of range become NaN instead.
+        """
+        f, mass, labeled, k = self.f, self.weight, self._labeled().to(self.dtype), self.num_labels
+        if rescale and not self.checked:
+            f = nan_where(out_of_range(f, self.dtype, "products"), f)
+        elif rescale:
+            f = into_range(f, self.dtype)
+            if mass is not None and mass.dtype != torch.bool:
+                mass = into_range(mass.unsqueeze(-2), self.dtype).squeeze(-2)
+        f = f.to(self.dtype)
         if self.annotators:
             f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
-        if self.weight_per_label is not None:
-            weight = weight * self.weight_per_label.to(self.dtype)
+        weight = labeled if mass is None else labeled * mass.to(self.dtype)
         return LabeledRows(f, weight, self.labels.clamp(0, k - 1).long(), k)
 
     def _labeled(self) -> Tensor:
         return (self.labels >= 0) & (self.labels < self.num_labels)
 
-    def in_range(self) -> LabeledImages:
-        """Scale features and weights so that their products do not overflow; features become NaN if unchecked."""
-        if not self.checked:
-            return self._replace(f=nan_where(out_of_range(self.f, self.dtype, "products"), self.f))
-        weight = self.weight
-        if weight is not None and weight.dtype != torch.bool:
-            weight = into_range(weight.unsqueeze(-2), self.dtype).squeeze(-2)
-        return self._replace(f=into_range(self.f, self.dtype), weight=weight)
-
     def average(self, value: Tensor) -> Tensor:
         """Return the mean over the annotators with labels, in the dtype of ``f``; those with only −1 are padding."""
         if self.annotators:
-            weight = self.weight_per_label
-            present = self._labeled() if weight is None else self._labeled() & (weight > 0)
+            present = self._labeled() if self.weight is None else self._labeled() & (self.weight > 0)
             counts = present.any(-1).to(value.dtype)
             value = (value * counts).sum(-1) / counts.sum(-1).clamp(min=1)
         return value.to(self.f.dtype)
 
 
-def check_labels(labels: Tensor, rows: Tensor, name: str = "labels") -> None:
+def check_labels(labels: Tensor, rows: Tensor) -> None:
     """Raise unless ``labels`` are integers ``(*b, m)`` or ``(*b, a, m)`` on the device of ``rows`` ``(*b, m, d)``."""
     if not isinstance(labels, Tensor):
-        raise LabelError(f"{name} must be an integer torch.Tensor, got {type(labels).__name__}.")
+        raise LabelError(f"labels must be an integer torch.Tensor, got {type(labels).__name__}.")
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
-        raise LabelError(f"{name} must be integers (region numbers, −1 ignored), got {labels.dtype}. Use .long().")
+        raise LabelError(f"labels must be integers (region numbers, −1 ignored), got {labels.dtype}. Use .long().")
     if labels.device != rows.device:
-        raise LabelError(f"{name} are on {labels.device}, the features on {rows.device}. Move one of them with .to().")
+        raise LabelError(f"labels are on {labels.device}, the features on {rows.device}. Move one of them with .to().")
     batch, m = rows.shape[:-2], rows.shape[-2]
     plain = tuple(labels.shape) == (*batch, m)
     several = labels.ndim == rows.ndim and labels.shape[:-2] == batch and labels.shape[-1] == m
     if not (plain or several):
         sizes = "(" + "".join(f"{n}, " for n in batch)
         raise LabelError(
-            f"{name} must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, to fit "
+            f"labels must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, to fit "
             f"features of shape {tuple(rows.shape)}, got {tuple(labels.shape)}."
         )
 
@@ -236,13 +231,15 @@ def labeled_images(
         check_weight(weight, f)
     if offsets is not None:
         f, labels, weight = pad_packed(f, labels, weight, offsets)
+    if weight is not None and labels.ndim == f.ndim:
+        weight = weight.unsqueeze(-2)
     images = LabeledImages(f, labels, weight, count_labels(labels, num_labels), compute_dtype(precision))
     if not wants_check(check, f, labels, *(() if weight is None else (weight,))):
         return images
     check_finite(f, "f")
     if weight is not None:
         check_weight_values(weight)
-    check_label_values(labels, images.weight_per_label, images.num_labels, images.annotators)
+    check_label_values(labels, weight, images.num_labels, images.annotators)
     return images._replace(checked=True)
 
 

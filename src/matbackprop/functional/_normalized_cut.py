@@ -1,23 +1,18 @@
 """Objectives that align the span of the features with a segmentation, in O(md²) and without an m×m matrix.
 
-Both measure ½‖Π − Π_E‖² between the projector on a span of the features and the projector on the span of a given
-segmentation E: :func:`normalized_cut_j1` in the space of the normalized affinity M = D^{−1/2}WD^{−1/2},
-:func:`normalized_cut_j2` in that of W = FFᵀ itself. They are functions of a Gram matrix C = Fᵀ diag(a) F, the region
-sums S, one row per region, and the region masses N. Only these sums have m rows to process: backward is one product
-with F and one gather. ``tests/helpers/cuts.py`` holds the definitions, layer by layer as in the paper.
+:func:`normalized_cut_j1` and :func:`normalized_cut_j2` are functions of a Gram matrix C = Fᵀ diag(a) F, region sums S
+and region masses N. Only these sums have m rows to process: backward is one product with F and one gather.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.checks import check_finite, into_range, nan_where
-from matbackprop.cuda import cuts as cut_kernels
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._function import Operation, apply, product
@@ -32,6 +27,7 @@ from matbackprop.functional._labels import (
 from matbackprop.numerics import autocast_off, gram_tolerance, symmetrize
 from matbackprop.refinement import ALIGNED_TOL, ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
+from matbackprop.solvers.gram import gram_eigh
 
 
 def inverse_or_zero(x: Tensor) -> Tensor:
@@ -41,20 +37,6 @@ def inverse_or_zero(x: Tensor) -> Tensor:
 
 def scaled(w: Tensor, x: Tensor) -> Tensor:
     return w.unsqueeze(-1) * x
-
-
-class RowWeights(NamedTuple):
-    """Weights ``(*b, m)`` of the rows in the Gram matrix, the region sums and the region masses."""
-
-    gram: Tensor
-    sums: Tensor
-    mass: Tensor
-
-
-def _degree_weights(w: Tensor, degree: Tensor) -> RowWeights:
-    """Weights for D^(−½)F and D^½E. Rows of degree zero have weight zero, as by the pseudoinverse of D."""
-    kept = w * (degree > 0)
-    return RowWeights(kept * inverse_or_zero(degree), kept, kept * degree)
 
 
 class RowSums(NamedTuple):
@@ -67,65 +49,65 @@ class RowSums(NamedTuple):
 
 class _WeightedRows(NamedTuple):
     f: Tensor
-    weight: Tensor
+    weights: Tensor
+    region: Tensor
+    num_labels: int
 
 
-class _Gram(Operation):
-    """Fᵀ diag(a) F."""
+class _RowSums(Operation):
+    """Fᵀ diag(a) F and Eᵀ[diag(b) F, c] for weights [a, b, c]. The gradient is a product and a gather."""
 
     forward_twice = "normalized_cut"
 
     @staticmethod
-    def forward(f: Tensor, a: Tensor) -> Tensor:
-        return tall_product(scaled(a, f), f)
+    def forward(f: Tensor, weights: Tensor, region: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        a, b, c = weights.split(1, -1)
+        return tall_product(a * f, f), region_sums(torch.cat([b * f, c], -1), region, k)
 
     @staticmethod
-    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> _WeightedRows:
+    def save(inputs: tuple[Tensor, Tensor, Tensor, int], outputs: tuple[Tensor, Tensor]) -> _WeightedRows:
         return _WeightedRows(*inputs)
 
     @staticmethod
-    def adjoint(rows: _WeightedRows, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor | None]:
-        half = rows.f @ symmetrize(g)
-        return scaled(rows.weight, 2 * half), (rows.f * half).sum(-1) if needed[1] else None
+    def adjoint(rows: _WeightedRows, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
+        f, weights, region, k = rows
+        a, b, _ = weights.split(1, -1)
+        d = f.shape[-1]
+        g_gram = f.new_zeros(*f.shape[:-2], d, d) if g_gram is None else g_gram
+        g_sums = f.new_zeros(*f.shape[:-2], k, d + 1) if g_sums is None else g_sums
+        half = f @ symmetrize(g_gram)
+        pulled, g_mass = gather_rows(g_sums, region).split([d, 1], -1)
+        g_f = 2 * a * half + b * pulled
+        if not needed[1]:
+            return g_f
+        return g_f, torch.cat([(f * half).sum(-1, keepdim=True), (f * pulled).sum(-1, keepdim=True), g_mass], -1)
 
     @staticmethod
-    def tangent(rows: _WeightedRows, df: Tensor | None, da: Tensor | None) -> Tensor:
-        f, a = rows
-        out = f.new_zeros(()) if df is None else 2 * symmetrize(tall_product(scaled(a, df), f))
-        return out if da is None else out + tall_product(scaled(da, f), f)
+    def tangent(rows: _WeightedRows, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+        f, weights, region, k = rows
+        a, b, c = weights.split(1, -1)
+        gram, columns = f.new_zeros(()), torch.cat([torch.zeros_like(f), torch.zeros_like(c)], -1)
+        if df is not None:
+            gram, columns = 2 * symmetrize(tall_product(a * df, f)), torch.cat([b * df, torch.zeros_like(c)], -1)
+        if dw is not None:
+            da, db, dc = dw.split(1, -1)
+            gram, columns = gram + tall_product(da * f, f), columns + torch.cat([db * f, dc], -1)
+        return gram, region_sums(columns, region, k)
 
 
-class _Regions(NamedTuple):
-    region: Tensor
-    k: int
+def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
+    """Sums over rows, with weights ``(*b, m, 3)`` of each row in the Gram matrix, the region sums and the masses.
+
+    By default all three are the weights of the rows.
+    """
+    if weights is None:
+        weights = rows.weight.unsqueeze(-1).expand(*rows.weight.shape, 3)
+    gram, sums = apply(_RowSums, rows.f, weights, rows.region, rows.num_labels)
+    return RowSums(gram, sums[..., :-1], sums[..., -1])
 
 
-class _RegionSums(Operation):
-    """Eᵀx; the gradient is a gather, which saves no indicators."""
-
-    @staticmethod
-    def forward(x: Tensor, index: Tensor, k: int) -> Tensor:
-        return region_sums(x, index, k)
-
-    @staticmethod
-    def save(inputs: tuple[Tensor, Tensor, int], outputs: Tensor) -> _Regions:
-        return _Regions(*inputs[1:])
-
-    @staticmethod
-    def adjoint(regions: _Regions, needed: Sequence[bool], g: Tensor) -> Tensor:
-        return gather_rows(g, regions.region)
-
-    @staticmethod
-    def tangent(regions: _Regions, dx: Tensor, *_: None) -> Tensor:
-        return apply(_RegionSums, dx, *regions)
-
-
-def row_sums(rows: LabeledRows, weights: RowWeights) -> RowSums:
-    """Sums over the rows; only those of the Gram matrix and of the regions are differentiated."""
-    f, _, region, k = rows
-    columns = torch.cat([scaled(weights.sums, f), weights.mass.unsqueeze(-1)], -1)
-    sums = apply(_RegionSums, columns, region, k)
-    return RowSums(apply(_Gram, f, weights.gram), sums[..., :-1], sums[..., -1])
+class _Inverted(NamedTuple):
+    p: Tensor
 
 
 class Inverse(Operation):
@@ -136,16 +118,16 @@ class Inverse(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> tuple[Tensor]:
-        return (outputs,)
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> _Inverted:
+        return _Inverted(outputs)
 
     @staticmethod
-    def adjoint(saved: tuple[Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
-        return -product(product(saved[0].mT, g), saved[0].mT)
+    def adjoint(saved: _Inverted, needed: Sequence[bool], g: Tensor) -> Tensor:
+        return -product(product(saved.p.mT, g), saved.p.mT)
 
     @staticmethod
-    def tangent(saved: tuple[Tensor], dc: Tensor, *_: None) -> Tensor:
-        return -product(product(saved[0], dc), saved[0])
+    def tangent(saved: _Inverted, dc: Tensor, *_: None) -> Tensor:
+        return -product(product(saved.p, dc), saved.p)
 
 
 class Alignment(NamedTuple):
@@ -167,47 +149,42 @@ class Alignment(NamedTuple):
         return 0.5 * (self.rank + self.regions) - self.trace
 
 
-def _align(sums: RowSums, tol: float) -> tuple[Alignment, Tensor]:
-    """tr(C⁺SᵀN⁻¹S) and the ranks; also whether C is too inaccurate for a direction.
+def _axes(values: Tensor, vectors: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """Eigenvectors of a Gram matrix over the roots of eigenvalues, zero below a tolerance, and which are above it."""
+    kept = (values > tol * values.amax(-1, keepdim=True)) & (values > 0)
+    return vectors * inverse_or_zero(values * kept).sqrt().unsqueeze(-2), kept
+
+
+def align(rows: LabeledRows, tol: float, weights: Tensor | None = None) -> Alignment:
+    """Compare the span of diag(a)^½ F with the regions, for weights as in `row_sums`.
+
+    The relative error of a direction with singular value σ is u(σ_max/σ)² in a Gram matrix C and u σ_max/σ in singular
+    vectors. If that matters, F is multiplied by constants that make its columns orthonormal (or zero).
 
     For variations of F that keep its rank, FPFᵀ stays the projector on its span if P = C⁺ varies as −P dC P (the
     inverse on a fixed complement of the null space). Derivatives of every order need no null-space term.
     """
-    c, s, n = sums
+    c, s, n = row_sums(rows, weights)
     values, vectors = batched_eigh(c.detach())
-    kept = (values > tol * values[..., -1:]) & (values > 0)
-    axes = vectors * inverse_or_zero(values * kept).sqrt().unsqueeze(-2)
+    if refinement_needed(ill_determined(values, tol=tol)):
+        a = rows.weight if weights is None else weights[..., 0]
+        x = scaled(a.detach().sqrt(), rows.f.detach()).mT
+        axes, _ = _axes(*gram_eigh(x, values.new_zeros(values.shape[:-1]), True)[:2], tol)
+        c, s, n = row_sums(rows._replace(f=product(rows.f, axes)), weights)
+        values, vectors = batched_eigh(c.detach())
+        tol = ALIGNED_TOL
+    axes, kept = _axes(values, vectors, tol)
     inside = product(product(axes.mT, c), axes)  # the identity, as a function of C: P dC P would lose digits
-    rows = product(s, axes)
-    solution = product(rows, apply(Inverse, inside, torch.diag_embed(kept.to(c.dtype))))
-    trace = ((solution * rows).sum(-1) * inverse_or_zero(n)).sum(-1)
-    return Alignment(trace, kept.sum(-1), (n > 0).sum(-1)), ill_determined(values, tol=tol)
+    s = product(s, axes)
+    solution = product(s, apply(Inverse, inside, torch.diag_embed(kept.to(c.dtype))))
+    trace = ((solution * s).sum(-1) * inverse_or_zero(n)).sum(-1)
+    return Alignment(trace, kept.sum(-1), (n > 0).sum(-1))
 
 
-def align(rows: LabeledRows, weights: RowWeights, tol: float) -> Alignment:
-    """Compare the span of diag(a)^½ F with the regions; a is the weight of the Gram matrix.
-
-    The relative error of a direction with singular value σ is u(σ_max/σ)² in a Gram matrix and u σ_max/σ in singular
-    vectors. If that matters, F is multiplied by constants that make its columns orthonormal (or zero).
-    """
-    alignment, lost = _align(row_sums(rows, weights), tol)
-    if not refinement_needed(lost):
-        return alignment
-    sigma, axes, kept = _singular_vectors(rows.f, weights.gram, tol)
-    axes = axes * inverse_or_zero(sigma * kept).unsqueeze(-2)
-    return _align(row_sums(rows._replace(f=product(rows.f, axes)), weights), ALIGNED_TOL)[0]
-
-
-def _singular_vectors(f: Tensor, a: Tensor, tol: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Singular values of diag(a)^½ F and right singular vectors as constants, and which are above the tolerance."""
+def _span_of_affinity(f: Tensor, a: Tensor, lam: Tensor, tol: float) -> Tensor:
+    """FΠΛΠ with Π the projector on the rows of diag(a)^½ F: it has the span of FΛFᵀ, also if Λ or F is singular."""
     _, sigma, vh = batched_svd(scaled(a.detach().sqrt(), f.detach()))
-    return sigma, vh.mT, sigma > tol**0.5 * sigma[..., :1]
-
-
-def _span_of_affinity(f: Tensor, weights: RowWeights, lam: Tensor, tol: float) -> Tensor:
-    """FΠΛΠ with Π the projector on the rows of F: it has the span of FΛFᵀ, also if Λ or F is singular."""
-    _, axes, kept = _singular_vectors(f, weights.gram, tol)
-    rows = (axes * kept.unsqueeze(-2)) @ axes.mT
+    rows = (vh.mT * (sigma > tol**0.5 * sigma[..., :1]).unsqueeze(-2)) @ vh
     return product(f, product(rows, product(lam, rows)))
 
 
@@ -240,29 +217,6 @@ def _lambda_per_image(images: LabeledImages, lam: Tensor) -> Tensor:
         )
     lam = lam.unsqueeze(-3) if images.annotators and lam.ndim > 2 else lam
     return lam.to(images.dtype).expand(*images.labels.shape[:-1], *lam.shape[-2:])
-
-
-def _kernels_apply(images: LabeledImages, ridge: float) -> bool:
-    f, labels, weight, _, dtype, _ = images
-    return f.is_cuda and dtype == torch.float64 and cut_kernels.applies(f, labels, weight, ridge)
-
-
-def evaluate(
-    images: LabeledImages, objective: Callable[[LabeledRows], Tensor], *, ridge: float = 0.0, tol: float = 0.0
-) -> Tensor:
-    """Evaluate J₂, or with a ridge the soft objective, by CUDA kernels if they apply, otherwise on the rows."""
-    images = images.in_range()
-    f, labels, weight, k = images.f, images.labels, images.weight, images.num_labels
-
-    def general(x: Tensor, regions: Tensor, mass: Tensor | None) -> Tensor:
-        flat = LabeledImages(x, regions.unflatten(0, (len(x), -1)), mass, k, images.dtype)
-        with autocast_off(x.device.type):
-            return objective(flat.rows()).flatten().to(x.dtype)
-
-    with autocast_off(f.device.type):
-        if _kernels_apply(images, ridge):
-            return images.average(cut_kernels.objective(f, labels, weight, k, ridge, tol, general))
-        return images.average(objective(images.rows()))
 
 
 def normalized_cut_j1(
@@ -344,13 +298,13 @@ def normalized_cut_j1(
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     lam = None if lam is None else _lambda_per_image(images, lam)
     with autocast_off(f.device.type):
-        images = images.in_range()
         rows = images.rows()
         degree, bad = _degrees(rows, lam, images.checked)
-        weights = _degree_weights(rows.weight, degree)
+        kept = rows.weight * (degree > 0)  # as by the pseudoinverse of D
+        weights = torch.stack([kept * inverse_or_zero(degree), kept, kept * degree], -1)  # of D^(−½)F and D^½E
         if lam is not None:
-            rows = rows._replace(f=_span_of_affinity(rows.f, weights, lam, tol))
-        return images.average(nan_where(bad, align(rows, weights, tol).distance))
+            rows = rows._replace(f=_span_of_affinity(rows.f, weights[..., 0], lam, tol))
+        return images.average(nan_where(bad, align(rows, tol, weights).distance))
 
 
 def normalized_cut_j2(
@@ -408,8 +362,5 @@ def normalized_cut_j2(
         f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
     )
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
-    return evaluate(images, partial(_j2, tol=tol), tol=tol)
-
-
-def _j2(rows: LabeledRows, tol: float) -> Tensor:
-    return align(rows, RowWeights(rows.weight, rows.weight, rows.weight), tol).distance
+    with autocast_off(f.device.type):
+        return images.average(align(images.rows(), tol).distance)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
 from matbackprop.checks import values_checkable
+from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import apply, product
 from matbackprop.functional._labels import LabeledRows, indicators, labeled_images, region_sums
-from matbackprop.functional._normalized_cut import (
-    Inverse,
-    RowSums,
-    RowWeights,
-    evaluate,
-    inverse_or_zero,
-    row_sums,
-    scaled,
-)
-from matbackprop.numerics import symmetrize
+from matbackprop.functional._normalized_cut import Inverse, RowSums, inverse_or_zero, row_sums, scaled
+from matbackprop.numerics import autocast_off, symmetrize
 from matbackprop.refinement import SPREAD, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh
 
@@ -33,7 +25,9 @@ def _inverse(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = (ridge * trace + (trace <= 0))[..., None, None]
     shifted = gram + mu * _eye_like(gram)
-    return apply(Inverse, shifted, torch.linalg.inv_ex(shifted.detach())[0]), mu
+    with without_magma(gram):
+        inverse = torch.linalg.inv_ex(shifted.detach())[0]
+    return apply(Inverse, shifted, inverse), mu
 
 
 def _eye_like(a: Tensor) -> Tensor:
@@ -58,19 +52,18 @@ def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
     return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
 
 
-def _wide_alignment(rows: LabeledRows, ridge: float) -> tuple[Tensor, Tensor]:
-    """½tr(Π_λ²) − tr(Π_λ Π_E) ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ, and the number of regions."""
-    weights = RowWeights(rows.weight, rows.weight, rows.weight)
-    sums = row_sums(rows, weights)
-    value, inverse = _soft_alignment(sums, ridge / rows.f.shape[-1])
+def _wide_objective(rows: LabeledRows, ridge: float) -> Tensor:
+    """½tr(Π_λ²) − tr(Π_λ Π_E) + ½ regions ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
+    ridge = ridge / rows.f.shape[-1]
+    sums = row_sums(rows)
+    value, inverse = _wide_value(sums, ridge)
     if _spreads(sums.gram, inverse):
         axes = batched_eigh(sums.gram.detach())[1]
-        sums = row_sums(rows._replace(f=_along_axes(rows.f, axes)), weights)
-        value, _ = _soft_alignment(sums, ridge / rows.f.shape[-1])
-    return value, (sums.mass > 0).sum(-1)
+        value, _ = _wide_value(row_sums(rows._replace(f=_along_axes(rows.f, axes))), ridge)
+    return value
 
 
-def _soft_alignment(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
+def _wide_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     c, s, n = sums
     p, mu = _inverse(c, ridge)
     p, eye = symmetrize(p), _eye_like(c)
@@ -78,40 +71,38 @@ def _soft_alignment(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     sp = product(s, p)
     sp = sp + product(s - product(sp, c + mu * eye), p)
     trace = ((sp * s).sum(-1) * inverse_or_zero(n)).sum(-1)
-    return 0.5 * (cp * cp.mT).sum((-2, -1)) - trace, p
+    return 0.5 * ((cp * cp.mT).sum((-2, -1)) + (n > 0).sum(-1)) - trace, p
 
 
-def _thin_alignment(rows: LabeledRows, ridge: float) -> tuple[Tensor, Tensor]:
-    """`_wide_alignment` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
+def _thin_objective(rows: LabeledRows, ridge: float) -> Tensor:
+    """`_wide_objective` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
 
     With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
     gradient, vanishes with μ, so cancellation must be avoided: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
     tr(Π_λ Π_E) = (number of regions) − μ tr(N⁻¹ Eᵀ diag(w) P E).
     """
     f, w, region, k = rows
+    ridge = ridge / f.shape[-1]
     e, n = indicators(region, k, f.dtype), region_sums(w.unsqueeze(-1), region, k).squeeze(-1)
-    value, gram, p = _thin_soft_alignment(f, w, e, n, ridge)
+    value, gram, p = _thin_value(f, w, e, n, ridge)
     differentiable = not is_differentiated(w) or (values_checkable(w) and bool((w > 0).all()))  # √w is not at zero
     if differentiable and _spreads(gram, p):
         root = torch.where(w > 0, w, 1).sqrt() * (w > 0)
         weighted, ones = scaled(root, f), torch.ones_like(w)
         axes = batched_eigh((weighted @ weighted.mT).detach())[1]
         inside, e = _along_axes(weighted.mT, axes).mT, product(axes.mT, scaled(root, e))
-        value, *_ = _thin_soft_alignment(inside, ones, e, n, ridge)
-    return value, (n > 0).sum(-1)
+        value, *_ = _thin_value(inside, ones, e, n, ridge)
+    return value
 
 
-def _thin_soft_alignment(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
+def _thin_value(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     """The value, FFᵀ diag(w) and P."""
     gram = product(f, f.mT) * w.unsqueeze(-2)
-    p, mu = _inverse(gram, ridge / f.shape[-1])
+    p, mu = _inverse(gram, ridge)
     mu = mu[..., 0, 0]
-    inside = (product(p, e) * scaled(w, e)).sum(-2)
-    across = (inside * inverse_or_zero(n)).sum(-1)
-    square = (
-        0.5 * f.shape[-2] - mu * p.diagonal(dim1=-2, dim2=-1).sum(-1) + 0.5 * mu.square() * (p * p.mT).sum((-2, -1))
-    )
-    return square - (n > 0).sum(-1) + mu * across, gram, p
+    across = ((product(p, e) * scaled(w, e)).sum(-2) * inverse_or_zero(n)).sum(-1)
+    trace, square = p.diagonal(dim1=-2, dim2=-1).sum(-1), (p * p.mT).sum((-2, -1))
+    return 0.5 * (f.shape[-2] - (n > 0).sum(-1)) - mu * trace + 0.5 * mu.square() * square + mu * across, gram, p
 
 
 def _counted(rows: LabeledRows) -> LabeledRows:
@@ -133,13 +124,6 @@ def _counted(rows: LabeledRows) -> LabeledRows:
         region.gather(-1, kept),
         k,
     )
-
-
-def _soft(rows: LabeledRows, ridge: float) -> Tensor:
-    rows = _counted(rows)
-    m, d = rows.f.shape[-2:]
-    value, regions = (_thin_alignment if m < d else _wide_alignment)(rows, ridge)
-    return value + 0.5 * regions
 
 
 def check_ridge(ridge: float) -> None:
@@ -204,4 +188,7 @@ def normalized_cut_soft(
     images = labeled_images(
         f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
     )
-    return evaluate(images, partial(_soft, ridge=float(ridge)), ridge=float(ridge))
+    with autocast_off(f.device.type):
+        rows = _counted(images.rows())
+        objective = _thin_objective if rows.f.shape[-2] < rows.f.shape[-1] else _wide_objective
+        return images.average(objective(rows, float(ridge)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.functional._labels import labeled_images
-from matbackprop.functional._normalized_cut import RowWeights, align
+from matbackprop.functional._normalized_cut import align
 from matbackprop.numerics import autocast_off, gram_tolerance
 from matbackprop.solvers import batched_svd
 
@@ -90,9 +90,8 @@ def rank_report(
     )
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     with autocast_off(f.device.type):
-        rows = images.in_range().rows()
-        alignment = align(rows, RowWeights(rows.weight, rows.weight, rows.weight), tol)
-        x, w, *_ = images.rows()
+        alignment = align(images.rows(), tol)
+        x, w, *_ = images.rows(rescale=False)
         _, sigma, _ = batched_svd(w.sqrt().unsqueeze(-1) * x)
     regions, j2 = alignment.regions, alignment.distance
     return RankReport(
