@@ -13,8 +13,9 @@ from matbackprop.checks import check_ks
 from matbackprop.errors import ShapeError, needs
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
-SMOOTHING = 0.8
-"""Standard deviation in pixels of the Gaussian applied to contours before the watershed."""
+SMOOTHING = 1.2
+"""Standard deviation in pixels of the Gaussian applied to contours before the watershed; chosen on 50 training images of
+BSDS500."""
 STEPS = 128
 """Contour strengths that the minima of the watershed distinguish; fewer steps make fewer regions."""
 SMALL = 3e-4
