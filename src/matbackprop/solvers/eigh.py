@@ -185,8 +185,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
 
     Every operator of the package calls this function. It is not differentiable: the operators implement adjoints.
     On CUDA, real matrices are solved without synchronizing, and can be captured into a CUDA graph after one call with
-    the same shapes. Exceptions: for float64 matrices above order 128 that cuSOLVER solves, the second call with a shape
-    records a graph, which synchronizes once. Complex matrices synchronize.
+    the same shapes. Complex matrices synchronize.
 
     Args:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.

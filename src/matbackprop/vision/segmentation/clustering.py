@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from matbackprop.checks import check_ks, check_matrix, check_weight, check_weight_values, wants_check
-from matbackprop.cuda.graphs import replayed
 from matbackprop.errors import ConfigurationError, ShapeError
-
-_REPLAY_LIMIT = 2**24  # scores of all runs; more of them keep a GPU busy by themselves
 
 
 class KMeans(NamedTuple):
@@ -150,11 +146,7 @@ def weighted_kmeans(
 
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(size, runs, generator=generator, dtype=torch.float64).to(device)
-    inputs = (x, w, norms, dims, bias, uniforms)
-    if x.is_cuda and b * m * runs * size <= _REPLAY_LIMIT:
-        labels, centers, best = replayed(("kmeans", iterations), partial(_cluster, iterations=iterations), inputs)
-    else:
-        labels, centers, best = _cluster(*inputs, iterations=iterations)
+    labels, centers, best = _cluster(x, w, norms, dims, bias, uniforms, iterations=iterations)
     # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) chooses among restarts; the returned distortion is summed from differences.
     distortion = (w.unsqueeze(1) * (norms - 2 * best.mT)).sum(-1)
     choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)
