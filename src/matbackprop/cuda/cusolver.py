@@ -35,12 +35,8 @@ def _library() -> ctypes.CDLL | None:
         return None
     size, pointer, i64, i32 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     head: list[Any] = [pointer, pointer, i32, i32, i64, i32, pointer, i64, i32, pointer, i32]
-    library.cusolverDnXsyevBatched_bufferSize.argtypes = [
-        *head,
-        ctypes.POINTER(size),
-        ctypes.POINTER(size),
-        i64,
-    ]
+    sizes = [ctypes.POINTER(size), ctypes.POINTER(size), i64]
+    library.cusolverDnXsyevBatched_bufferSize.argtypes = [*head, *sizes]
     library.cusolverDnXsyevBatched.argtypes = [*head, pointer, size, pointer, size, pointer, i64]
     library.cusolverDnSetStream.argtypes = [pointer, pointer]
     return library
@@ -71,19 +67,8 @@ class _Handle:
         batch, n, _ = vectors.shape
         kind, device = _TYPES[vectors.dtype], vectors.device
         device_bytes, host_bytes = ctypes.c_size_t(), ctypes.c_size_t()
-        problem = (
-            self.handle,
-            self.params,
-            _VECTORS,
-            _LOWER,
-            n,
-            kind,
-            vectors.data_ptr(),
-            n,
-            kind,
-            values.data_ptr(),
-            kind,
-        )
+        matrices = (n, kind, vectors.data_ptr(), n, kind, values.data_ptr(), kind)
+        problem = (self.handle, self.params, _VECTORS, _LOWER, *matrices)
         status = self.library.cusolverDnXsyevBatched_bufferSize(
             *problem, ctypes.byref(device_bytes), ctypes.byref(host_bytes), batch
         )
@@ -117,9 +102,7 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     """Eigendecomposition of (batch, n, n) CUDA matrices; NaN if the routine reports a failure."""
     n = a.shape[-1]
     if n * n > _MAX_ENTRIES:
-        raise SolverError(
-            f"cuSOLVER's batched routine takes orders up to 46340, got n = {n}. Move the matrices to the CPU."
-        )
+        raise SolverError(f"cuSOLVER's batched routine takes orders up to 46340, got {n}. Use the CPU.")
     vectors = a.mT.clone(memory_format=torch.contiguous_format)  # column-major, of which the lower triangle is read
     values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
     chunk = max(1, _MAX_ENTRIES // (n * n))
