@@ -51,7 +51,7 @@ class LabeledImages(NamedTuple):
     Attributes:
         f: features ``(*b, m, d)`` in the dtype of the argument.
         labels: ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
-        weight: ``(*b, m)``, or ``(*b, 1, m)`` for several annotators, or None.
+        weight: broadcastable to the labels, or None.
         num_labels: the number of columns of E.
         dtype: of the computation.
         checked: whether values have been checked.
@@ -176,19 +176,12 @@ def _sizes(offsets: Tensor | Sequence[int], total: int) -> list[int]:
     return [b - a for a, b in itertools.pairwise(ends)]
 
 
-def pad_packed(
+def _pad_packed(
     f: Tensor, labels: Tensor, weight: Tensor | None, offsets: Tensor | Sequence[int]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Convert packed images, rows ``offsets[i]:offsets[i+1]`` each, to a batch padded with label −1.
+    """Convert packed images, rows ``offsets[i]:offsets[i+1]`` each, to a batch padded with label −1 and weight 0.
 
-    Args:
-        f: ``(total, d)``.
-        labels: ``(total,)`` or ``(a, total)``.
-        weight: ``(total,)`` or None.
-        offsets: n+1 increasing integers. A list or a CPU tensor does not synchronize.
-
-    Returns:
-        ``(n, longest, d)``, ``(n, longest)`` or ``(n, a, longest)``, ``(n, longest)`` or None.
+    ``f`` is ``(total, d)``; labels and weights are ``(total,)`` or ``(a, total)``.
     """
     if f.ndim != 2:
         raise ShapeError(
@@ -201,15 +194,12 @@ def pad_packed(
     slots = torch.arange(f.shape[0], device=f.device)
     slots = slots + (first - before).repeat_interleave(lengths, output_size=f.shape[0])
 
-    def spread(x: Tensor, fill: float) -> Tensor:
-        return x.new_full((n * longest, *x.shape[1:]), fill).index_copy(0, slots, x)
+    def pad(x: Tensor, fill: float) -> Tensor:
+        padded = x.new_full((n * longest, *x.shape[1:]), fill).index_copy(0, slots, x)
+        return padded.reshape(n, longest, *x.shape[1:])
 
-    f_padded = spread(f, 0).reshape(n, longest, f.shape[1])
-    w_padded = None if weight is None else spread(weight, 0).reshape(n, longest)
-    if labels.ndim == 1:
-        return f_padded, spread(labels, -1).reshape(n, longest), w_padded
-    spread_labels = spread(labels.mT, -1).reshape(n, longest, labels.shape[0])
-    return f_padded, spread_labels.mT, w_padded
+    labels = pad(labels.movedim(-1, 0), -1).movedim(1, -1)
+    return pad(f, 0), labels, None if weight is None else pad(weight.movedim(-1, 0), 0).movedim(1, -1)
 
 
 def labeled_images(
@@ -228,10 +218,10 @@ def labeled_images(
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
     check_labels(labels, f)
     if weight is not None:
-        check_weight(weight, f)
+        check_weight(weight, labels.unsqueeze(-1) if weight.shape == labels.shape else f)
     if offsets is not None:
-        f, labels, weight = pad_packed(f, labels, weight, offsets)
-    if weight is not None and labels.ndim == f.ndim:
+        f, labels, weight = _pad_packed(f, labels, weight, offsets)
+    if weight is not None and weight.ndim < labels.ndim:
         weight = weight.unsqueeze(-2)
     images = LabeledImages(f, labels, weight, count_labels(labels, num_labels), compute_dtype(precision))
     if not wants_check(check, f, labels, *(() if weight is None else (weight,))):

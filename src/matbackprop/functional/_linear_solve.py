@@ -80,6 +80,21 @@ class _Solve(Operation):
         return saved.solve(right, saved.transposed)
 
 
+def shapes_of(matrices: dict[str, Tensor]) -> str:
+    """Names and shapes, for messages."""
+    return " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
+
+
+def broadcast_batches(matrices: dict[str, Tensor]) -> torch.Size:
+    """The common batch shape of matrices ``(*batch, m, n)``."""
+    try:
+        return torch.broadcast_shapes(*(a.shape[:-2] for a in matrices.values()))
+    except RuntimeError as error:
+        raise ShapeError(
+            f"The batches of {shapes_of(matrices)} do not broadcast. Give them the same leading dimensions."
+        ) from error
+
+
 def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
     """Broadcast A (*batch, m, n) and b; b is a batch of vectors if it is one vector or has the shape (*batch, m)."""
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
@@ -89,13 +104,7 @@ def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
             f"b must be (*batch, {a.shape[-2]}) or (*batch, {a.shape[-2]}, r) to fit a of shape {tuple(a.shape)}, "
             f"got {tuple(b.shape)}."
         )
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-2], columns.shape[:-2])
-    except RuntimeError as error:
-        raise ShapeError(
-            f"The batches of a {tuple(a.shape)} and b {tuple(b.shape)} do not broadcast. Give them the same leading "
-            f"dimensions."
-        ) from error
+    batch = broadcast_batches({"a": a, "b": columns})
     return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
 
 

@@ -247,8 +247,8 @@ def normalized_cut_j1(
         labels: region numbers ``(*b, m)``, −1 for ignored rows. ``(*b, a, m)`` holds the labels
             of ``a`` annotators of the same image: the result is the mean over those with labels.
         lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity if None. It need not be symmetric and may be trainable.
-        weight: how often each row counts ``(*b, m)``, for example the area of a superpixel; the objective is the same
-            as with the row repeated. May be trainable.
+        weight: how often each row counts ``(*b, m)``, for example the area of a superpixel, or ``(*b, a, m)`` for each
+            annotator; the objective is the same as with the row repeated. May be trainable.
         offsets: n+1 integers, the first row of each image in a packed batch of images of different sizes; a list or a
             CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
         num_labels: a bound of the number of regions. By default the largest label is read, which synchronizes a GPU

@@ -11,6 +11,7 @@ from torch import Tensor
 from matbackprop.checks import check_matrix, prepare
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._linear_solve import broadcast_batches
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -104,11 +105,7 @@ def sylvester(
         check_matrix(x, name, square=name != "c", or_complex=True)
     if c.shape[-2:] != (a.shape[-1], b.shape[-1]):
         raise ShapeError(f"c must be (*batch, {a.shape[-1]}, {b.shape[-1]}), got shape {tuple(c.shape)}.")
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2], c.shape[:-2])
-    except RuntimeError as error:
-        shapes = f"a {tuple(a.shape)}, b {tuple(b.shape)} and c {tuple(c.shape)}"
-        raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
+    batch = broadcast_batches({"a": a, "b": b, "c": c})
     has_complex = any(x.is_complex() for x in (a, b, c))
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
     with autocast_off(c.device.type):

@@ -23,6 +23,7 @@ _OBJECTIVES: dict[str, Callable[..., Tensor]] = {
     "j2": normalized_cut_j2,
     "soft": normalized_cut_soft,
 }
+_OPTIONS = {"j1": ("rank_tol", "lam"), "j2": ("rank_tol",), "soft": ("ridge",)}
 
 
 class NormalizedCutLoss(Operator):
@@ -104,9 +105,8 @@ class NormalizedCutLoss(Operator):
 
     def call(self, *data: Tensor, **more: Any) -> Tensor:
         """Evaluate the objective with these options."""
-        own = {"ridge": self.ridge} if self.objective == "soft" else {"rank_tol": self.rank_tol}
-        same = {"num_labels": self.num_labels, "precision": self.precision, "check": self.check}
-        return _OBJECTIVES[self.objective](*data, **own, **same, **more)
+        names = ("num_labels", "precision", "check", *_OPTIONS[self.objective])
+        return _OBJECTIVES[self.objective](*data, **{name: getattr(self, name) for name in names}, **more)
 
     def forward(
         self,
@@ -125,44 +125,33 @@ class NormalizedCutLoss(Operator):
                 raise ConfigurationError("offsets are for packed rows, not for maps. Remove one of them.")
             f, labels = _rows(f, labels)
             weight = None if weight is None else weight.flatten(-2)
-        more = {"lam": self.lam} if self.objective == "j1" else {}
         if self.balanced or self.class_weight is not None:
             if offsets is not None:
                 raise ConfigurationError("class_weight and balanced do not support packed rows. Remove offsets.")
-            value = self._weighted(f, labels, weight, more)
-        else:
-            value = self.call(f, labels, weight=weight, offsets=offsets, **more)
+            weight = self._row_weights(f, labels, weight)
+        value = self.call(f, labels, weight=weight, offsets=offsets)
         if self.reduction == "none":
             return value
         return value.mean() if self.reduction == "mean" else value.sum()
 
-    def _weighted(self, f: Tensor, labels: Tensor, weight: Tensor | None, more: dict[str, Any]) -> Tensor:
-        """The objective with weights computed from the labels of each annotator."""
-        several = labels.ndim == f.ndim
-        labels = labels.long()
-        named = torch.ones_like(labels[..., :1], dtype=torch.bool)
-        if several:  # annotators without labels get those of another and are excluded from the mean
-            named = (labels >= 0).any(-1, keepdim=True)
-            first = named.long().argmax(-2, keepdim=True)
-            labels = torch.where(
-                named, labels, labels.take_along_dim(first.expand(*first.shape[:-1], labels.shape[-1]), -2)
-            )
-            f = f.unsqueeze(-3).expand(*labels.shape, f.shape[-1])
-            weight = None if weight is None else weight.unsqueeze(-2)
-        place = labels.clamp(min=0)
-        own = (labels >= 0).to(torch.promote_types(f.dtype, torch.float32))
+    def _row_weights(self, f: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
+        """Weights of the rows by the size and class of their regions, in the shape of the labels."""
+        place = labels.long().clamp(min=0)
+        out = (labels >= 0).to(torch.promote_types(f.dtype, torch.float32))
         if self.balanced:
             regions = self.num_labels or (int(place.max()) + 1 if place.numel() else 1)
-            sizes = own.new_zeros(*labels.shape[:-1], regions).scatter_add(-1, place, own)
-            own = own / sizes.gather(-1, place).clamp(min=1)
+            sizes = out.new_zeros(*labels.shape[:-1], regions).scatter_add(-1, place, out)
+            out = out / sizes.gather(-1, place).clamp(min=1)
         if self.class_weight is not None:
             if wants_check(self.check, f) and place.numel() and int(place.max()) >= len(self.class_weight):
                 raise LabelError(
-                    f"class_weight has {len(self.class_weight)} classes, but a label is {int(place.max())}."
+                    f"class_weight has {len(self.class_weight)} classes, but a label is {int(place.max())}. Pass one "
+                    f"weight per class."
                 )
-            own = own * self.class_weight.to(own.dtype)[place]
-        value = self.call(f, labels, weight=own if weight is None else own * weight, **more)
-        return (value * named[..., 0]).sum(-1) / named[..., 0].sum(-1).clamp(min=1) if several else value
+            out = out * self.class_weight.to(out.dtype)[place]
+        if weight is None:
+            return out
+        return out * (weight.unsqueeze(-2) if weight.ndim < labels.ndim else weight)
 
 
 def _rows(f: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

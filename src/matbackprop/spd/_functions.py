@@ -9,19 +9,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop import checks
 from matbackprop.checks import (
     asymmetric,
     check_finite,
     check_floating,
     check_matrix,
     check_result,
-    check_size,
     check_symmetric,
     nan_where,
     out_of_range,
     wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
+from matbackprop.functional._linear_solve import broadcast_batches, shapes_of
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
@@ -75,73 +76,52 @@ def prepare(
     semidefinite: bool = False,
 ) -> Prepared:
     """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite."""
-    first = next(iter(matrices.values()))
+    given = tuple(matrices.values())
     for name, a in matrices.items():
         check_matrix(a, name, square=True, or_complex=True)
-    shapes = " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
-    if len({a.shape[-1] for a in matrices.values()}) > 1:
-        raise ShapeError(f"Matrices must have the same order, got {shapes}.")
-    try:
-        shape = torch.broadcast_shapes(*(a.shape for a in matrices.values()))
-    except RuntimeError as error:
-        raise ShapeError(f"The batches of {shapes} do not broadcast.") from error
-    check_values = wants_check(check, *matrices.values())
-    has_complex = any(a.is_complex() for a in matrices.values())
+    batch = broadcast_batches(matrices)
+    if len({a.shape[-1] for a in given}) > 1:
+        raise ShapeError(f"Matrices must have the same order, got {shapes_of(matrices)}.")
+    has_complex = any(a.is_complex() for a in given)
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
+    check_values = wants_check(check, *given)
     converted, marks, definite = [], [], []
     for name, a in matrices.items():
-        if check_values:
-            check_finite(a, name)
-            check_size(a, compute, name, "products")
-            check_symmetric(a, name)
-        x = symmetrize(a.to(compute))
+        ready = checks.prepare(a, name, check_values, precision, sizes="products", symmetric=True)
+        x = ready.x.to(compute)
         good = x.detach().isfinite().all(-1).all(-1)
-        for bad in () if check_values else (asymmetric(a), out_of_range(a, compute, "products")):
+        for bad in () if check_values else (ready.bad, out_of_range(a, compute, "products")):
             good = good if bad is None else good & ~bad
         if name not in symmetric:
             tolerance = definite_tolerance(a.dtype, compute, a.shape[-1])
-            definite.append(_is_definite(x.detach(), tolerance))
-            regular = definite[-1] | _is_semidefinite(x.detach(), tolerance) if semidefinite else definite[-1]
+            definite.append(_exceed(x.detach(), tolerance))
+            regular = definite[-1] | _exceed(x.detach(), -tolerance) if semidefinite else definite[-1]
             if check_values and not bool(regular.all()):
-                _refuse_indefinite(regular, name, tolerance, semidefinite)
+                kind, bound = "definite", f"at most {tolerance:.1e}"
+                if semidefinite:
+                    kind, bound = "semidefinite", f"below −{tolerance:.1e}"
+                raise DomainError(
+                    f"{int((~regular).sum())} of {regular.numel()} matrices {name} are not positive {kind}: scaled to "
+                    f"a unit diagonal, an eigenvalue is {bound}. Add a multiple of the identity."
+                )
             good = good & regular
-        mark = torch.where(good, 1.0, torch.nan).to(real_dtype(compute))
+        marks.append(torch.where(good, 1.0, torch.nan).to(real_dtype(compute)))
         eye = torch.eye(x.shape[-1], dtype=compute, device=x.device)
-        # the factor makes gradients of undefined matrices NaN
-        converted.append(torch.where(good[..., None, None], x * mark[..., None, None], eye).expand(shape))
-        marks.append(mark)
-    dtype = torch.promote_types(first.dtype, torch.complex64) if has_complex else first.dtype
-    return Prepared(
-        converted,
-        functools.reduce(torch.logical_and, definite),
-        functools.reduce(torch.mul, marks),
-        check_values,
-        dtype,
-    )
+        # The factor makes gradients of undefined matrices NaN.
+        x = torch.where(good[..., None, None], x * marks[-1][..., None, None], eye)
+        converted.append(x.expand(*batch, *x.shape[-2:]))
+    dtype = torch.promote_types(given[0].dtype, torch.complex64) if has_complex else given[0].dtype
+    every = functools.reduce(torch.logical_and, definite)
+    return Prepared(converted, every, functools.reduce(torch.mul, marks), check_values, dtype)
 
 
-def _is_definite(x: Tensor, tolerance: float) -> Tensor:
-    """Whether eigenvalues exceed a tolerance after scaling to a unit diagonal."""
-    lowered = x - tolerance * torch.diag_embed(x.diagonal(dim1=-2, dim2=-1))
+def _exceed(x: Tensor, tolerance: float) -> Tensor:
+    """Whether eigenvalues exceed a tolerance after scaling to a unit diagonal; rows of zeros exceed a negative one."""
+    shift = tolerance * x.diagonal(dim1=-2, dim2=-1)
+    if tolerance < 0:
+        shift = torch.where((x == 0).all(-1), -1, shift)
+    lowered = x - torch.diag_embed(shift)
     return torch.linalg.cholesky_ex(lowered).info == 0
-
-
-def _is_semidefinite(x: Tensor, tolerance: float) -> Tensor:
-    """The same with the opposite sign of the tolerance. Rows with a zero on the diagonal must be zero."""
-    diagonal = x.diagonal(dim1=-2, dim2=-1)
-    empty = (x == 0).all(-1)
-    raised = x + torch.diag_embed(torch.where(empty, 1, tolerance * diagonal))
-    return torch.linalg.cholesky_ex(raised).info == 0
-
-
-def _refuse_indefinite(good: Tensor, name: str, tolerance: float, semidefinite: bool) -> None:
-    kind, bound = (
-        ("semidefinite", f"below −{tolerance:.1e}") if semidefinite else ("definite", f"at most {tolerance:.1e}")
-    )
-    raise DomainError(
-        f"{int((~good).sum())} of {good.numel()} matrices {name} are not positive {kind}: scaled to a unit "
-        f"diagonal, an eigenvalue is {bound}. Add a multiple of the identity."
-    )
 
 
 def distance(
