@@ -73,8 +73,9 @@ def main(config: Config) -> dict[str, Any]:
             skipped.append({"image": path, "reason": str(error)})
             print(f"matbackprop: skipped: {printable(str(error))}", file=sys.stderr)
     count = sum(len(image["regions"]) for image in images)
+    of = "1 picture" if len(images) == 1 else f"{len(images)} pictures"
     return {
-        "summary": f"{count} region{'' if count == 1 else 's'} of {len(images)} pictures named",
+        "summary": f"{count} region{'' if count == 1 else 's'} of {of} named",
         "exit_code": 0 if not skipped else 1 if images else 2,
         "images": images,
         "skipped": skipped,
