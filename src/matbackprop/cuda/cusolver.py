@@ -35,7 +35,7 @@ def _library() -> ctypes.CDLL | None:
         return None
     size, pointer, i64, i32 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     head: list[Any] = [pointer, pointer, i32, i32, i64, i32, pointer, i64, i32, pointer, i32]
-    sizes = [ctypes.POINTER(size), ctypes.POINTER(size), i64]
+    sizes: list[Any] = [ctypes.POINTER(size), ctypes.POINTER(size), i64]
     library.cusolverDnXsyevBatched_bufferSize.argtypes = [*head, *sizes]
     library.cusolverDnXsyevBatched.argtypes = [*head, pointer, size, pointer, size, pointer, i64]
     library.cusolverDnSetStream.argtypes = [pointer, pointer]

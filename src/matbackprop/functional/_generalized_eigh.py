@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import Prepared, check_matrix, nan_where, prepare
+from matbackprop.checks import Prepared, check_matrix, check_result, nan_where, prepare
 from matbackprop.divided_differences import FunctionLike, resolve_function
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs
@@ -19,6 +19,7 @@ from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receive
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
+from matbackprop.solvers.gram import largest_overlap, newton_step, squared_norms
 
 __all__ = [
     "Reduced",
@@ -40,27 +41,48 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
 def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
     """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL: of the pencil of A and LLᵀ or its inverse.
 
-    Eigenvalues have errors relative to the largest one. If those of a positive definite A = RRᵀ have too wide a range,
-    U holds the left singular vectors of L⁻¹R, whose condition number is the square root, and λ is
-    vᵀAv with v = L⁻ᵀu, in which errors of u are of second order.
+    Eigenvalues have errors relative to the largest one. If those of a positive definite A have too wide a range, they
+    are recomputed from its Cholesky factor (`_graded_spectrum`).
     """
+    bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    lower = torch.where(bad[..., None, None], eye, lower)
 
     def carry(x: Tensor) -> Tensor:
         return lower.mH @ x if inverse else torch.linalg.solve_triangular(lower, x, upper=False)
 
-    bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
-    lower = torch.where(bad[..., None, None], torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device), lower)
     values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
-    if values.numel() == 0 or not refinement_needed(ill_determined(values)):
-        return nan_where(bad, values), nan_where(bad, vectors)
-    root, info = torch.linalg.cholesky_ex(a)
-    there = (info == 0) & values.isfinite().all(-1)
-    u = batched_svd(torch.where(there[..., None, None], carry(root), 0))[0]  # LAPACK does not accept NaN
-    v = lower @ u if inverse else torch.linalg.solve_triangular(lower.mH, u, upper=True)
-    exact, order = (v.conj() * (a @ v)).sum(-2).real.sort(-1)
-    u = u.gather(-1, order.unsqueeze(-2).expand(u.shape))
-    values, vectors = torch.where(there.unsqueeze(-1), exact, values), torch.where(there[..., None, None], u, vectors)
+    if values.numel() and refinement_needed(ill_determined(values)):
+        root, info = torch.linalg.cholesky_ex(a)
+        definite = (info == 0) & values.isfinite().all(-1)
+        root = torch.where(definite[..., None, None], root, eye)
+        dual = torch.linalg.solve_triangular(root, eye, upper=False).mH
+        dual = torch.linalg.solve_triangular(lower, dual, upper=False) if inverse else lower.mH @ dual
+        exact, u, unresolved = _graded_spectrum(carry(root), dual)
+        bad = bad | (definite & unresolved)
+        values = torch.where(definite.unsqueeze(-1), exact, values)
+        vectors = torch.where(definite[..., None, None], u, vectors)
     return nan_where(bad, values), nan_where(bad, vectors)
+
+
+def _graded_spectrum(r: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Ascending eigenvalues σ² and eigenvectors U of RRᵀ, and whether they are unresolved, given R and R⁻ᵀ.
+
+    Every entry of U is accurate relative to its size min(σ/g, g/σ) if rows of R have very different norms g: it is an
+    entry of RV = UΣ or of R⁻ᵀV = UΣ⁻¹. Newton steps rotate the right singular vectors V until the columns of RV are
+    orthogonal relative to their norms, which fails if σ_max/σ_min is near 1/u.
+    """
+    *_, vh = batched_svd(r)
+    y, z = vh @ r.mH, dual @ vh.mH
+    for _ in range(2):
+        z, y = newton_step(squared_norms(y), z, y)
+    sigma, order = squared_norms(y).sqrt().sort(-1)
+    y = y.gather(-2, order.unsqueeze(-1).expand(y.shape))
+    z = z.gather(-1, order.unsqueeze(-2).expand(z.shape))
+    row, column = squared_norms(r).sqrt().unsqueeze(-1), sigma.unsqueeze(-2)
+    u = torch.where(row <= column, y.mH / column, z * column)
+    unresolved = largest_overlap(y, torch.zeros_like(sigma[..., 0])) > 1e4 * torch.finfo(sigma.dtype).eps
+    return sigma.square(), u, unresolved
 
 
 def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
@@ -254,6 +276,8 @@ def generalized_eigh(
         policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.x.dtype)
         factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
         lam, v = (x.marked(y.marked(t)) for t in apply(_GeneralizedEigh, x.x, y.x, factor, policy))
+        if x.check_values:
+            check_result(v, "The range of eigenvalues is too wide, or an eigenvector", "Use similar units for a and b.")
         return Eigenpairs(lam.to(real_dtype(a.dtype)), v.to(a.dtype))
 
 

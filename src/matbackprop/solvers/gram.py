@@ -82,14 +82,14 @@ def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -
 def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
     if kernels_may_take(q, y, eps):
         if fine:
-            q, y = _newton_step(squared_norms(y), q, y)
+            q, y = newton_step(squared_norms(y), q, y)
         return separate_by_kernel(q, y, eps, limit)
     s = squared_norms(y)
     if not bool((s.amax(-1) > SAFE_RATIO * limit * (s.amin(-1) + eps)).any()):
         return q, y
     if fine:
-        q, y = _newton_step(s, q, y)
-    mixed = _largest_overlap(y, eps) > limit
+        q, y = newton_step(s, q, y)
+    mixed = largest_overlap(y, eps) > limit
     if bool(mixed.any()):
         q[mixed], y[mixed] = _separate_mixed(q[mixed], y[mixed], eps[mixed], limit)
     return q, y
@@ -97,16 +97,16 @@ def _separate(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tu
 
 def _separate_mixed(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """Separate the rows of (b, n, k) matrices by a Newton step, or level by level if that does not suffice."""
-    new_q, new_y = _newton_step(squared_norms(y), q, y)
-    left = (_largest_overlap(new_y, eps) > limit).nonzero().flatten().tolist()
+    new_q, new_y = newton_step(squared_norms(y), q, y)
+    left = (largest_overlap(new_y, eps) > limit).nonzero().flatten().tolist()
     for one in left:
         new_q[one], new_y[one] = _separate_by_levels(q[one], y[one])
     if left:
-        new_q[left], new_y[left] = _newton_step(squared_norms(new_y[left]), new_q[left], new_y[left])
+        new_q[left], new_y[left] = newton_step(squared_norms(new_y[left]), new_q[left], new_y[left])
     return new_q, new_y
 
 
-def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
+def largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
     """The largest |yᵢ·yⱼ|/√(λᵢλⱼ), i ≠ j, of each matrix: the relative error that remains in g(XXᵀ + εI)."""
     overlap = y @ y.mH
     scale = (overlap.diagonal(dim1=-2, dim2=-1).real + eps.unsqueeze(-1)).clamp_min(torch.finfo(y.dtype).tiny).rsqrt()
@@ -115,7 +115,7 @@ def _largest_overlap(y: Tensor, eps: Tensor) -> Tensor:
     return cosines.abs().amax((-2, -1))
 
 
-def _newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate by e^Ω, Ωᵢⱼ = Eᵢⱼ/(sⱼ − sᵢ) with E = YYᵀ − diag(s), except pairs that are too close.
 
     To fourth order, because angles of 1e-4 between all pairs of some hundred rows add up and Q must stay orthogonal.

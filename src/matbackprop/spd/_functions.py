@@ -43,6 +43,9 @@ __all__ = [
 ]
 
 
+_WIDE = "The units of the two matrices differ by too many decades, or"
+
+
 class Prepared(NamedTuple):
     """Checked arguments.
 
@@ -162,7 +165,8 @@ def distance(
     Raises:
         ShapeError, DtypeError: shapes or dtypes do not fit.
         NonFiniteError, SymmetryError: a matrix holds NaN or Inf, or is not symmetric.
-        DomainError: a matrix is not positive definite, or products of its entries leave the range of floating point.
+        DomainError: a matrix is not positive definite, products of its entries leave the range of floating point, or
+            the eigenvalues of A⁻¹B span more than about 28 decades (affine-invariant).
 
     Gradient:
         In both, two orders, exact at repeated eigenvalues. The distance is not differentiable at A = B, and its
@@ -203,7 +207,7 @@ def distance(
             out = torch.where(zero, 0, torch.where(zero, 1, out).sqrt())
         out = out * given.mark
         if given.check_values:
-            check_result(out, "The distance", "Scale the matrices.")
+            check_result(out, f"{_WIDE} the distance", "Use similar units, or scale the matrices.")
         return out.to(real_dtype(a.dtype))
 
 
@@ -252,7 +256,9 @@ def geodesic(
             check_finite(t, "t")
         t = t.to(device=a.device, dtype=real_dtype(x.dtype))
     with autocast_off(a.device.type):
-        return given.result(form.geodesic(x, y, t), "A point on the geodesic", "Reduce t, or scale the matrices.")
+        return given.result(
+            form.geodesic(x, y, t), f"{_WIDE} a point on the geodesic", "Use similar units, or reduce t."
+        )
 
 
 def exp_map(
@@ -334,7 +340,7 @@ def log_map(
     form = geometry(metric)
     given = prepare({"p": p, "q": q}, check, precision)
     with autocast_off(p.device.type):
-        return given.result(form.log_map(*given.matrices), "The velocity", "Scale the matrices.")
+        return given.result(form.log_map(*given.matrices), f"{_WIDE} the velocity", "Use similar units, or scale them.")
 
 
 def bimap(x: Tensor, w: Tensor) -> Tensor:

@@ -34,12 +34,15 @@ def of_matrix(a: Tensor, function: str) -> Tensor:
     return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
 
 
-def descending(a: Tensor) -> Tensor:
-    """The permutation matrix P for which the diagonal of PAPᵀ descends.
+def descending(a: Tensor, unit: Tensor | None = None) -> Tensor:
+    """The permutation matrix P for which the diagonal of PAPᵀ, divided by that of the unit, descends.
 
     In this order Cholesky factors of channels in different units are graded, and their small entries stay accurate.
     """
-    order = a.detach().diagonal(dim1=-2, dim2=-1).real.argsort(-1, descending=True)
+    sizes = a.detach().diagonal(dim1=-2, dim2=-1).real
+    if unit is not None:
+        sizes = sizes / unit.detach().diagonal(dim1=-2, dim2=-1).real
+    order = sizes.argsort(-1, descending=True)
     return (order.unsqueeze(-1) == torch.arange(a.shape[-1], device=a.device)).to(a.dtype)
 
 
@@ -57,17 +60,22 @@ def _each(t: float | Tensor) -> float | Tensor:
 
 
 class _AffineInvariant:
+    def _function(self, a: Tensor, b: Tensor, function: str, t: float | Tensor | None = None) -> Tensor:
+        p = descending(b, a)
+        return p.mT @ function_of_pencil(p @ a @ p.mT, p @ b @ p.mT, function, t, False) @ p
+
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
-        return _squared(Reduced.of(b, a, False, "a").function("log", None, False))
+        p = descending(a, b)
+        return _squared(Reduced.of(p @ b @ p.mT, p @ a @ p.mT, False, "a").function("log", None, False))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
-        return function_of_pencil(b, a, "power", t, False)
+        return self._function(b, a, "power", t)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
         return function_of_pencil(v, p, "exp", None, False)
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
-        return function_of_pencil(q, p, "log", None, False)
+        return self._function(q, p, "log")
 
 
 class _LogEuclidean:
