@@ -9,13 +9,14 @@ import torch
 
 from helpers.matrices import FEATURES, dead_and_duplicate, generator, relu_features, with_singular_values
 from helpers.reference import (
-    longdouble_eigh,
+    log_gradient_longdouble,
+    longdouble_svd,
     pool_gradient_mpmath,
     pool_hessian_vector_mpmath,
     pool_longdouble,
     pool_value_mpmath,
 )
-from matbackprop import matrix_sqrt, second_order_pool
+from matbackprop import matrix_log, matrix_sqrt, second_order_pool
 from matbackprop.cuda import pool as pool_kernels
 from matbackprop.functional import _second_order_pool
 
@@ -75,12 +76,21 @@ def test_the_reference_against_50_digits(m, d, name, function):
     assert np.abs(x.grad.numpy() - expected).max() <= 1e-13 * np.abs(expected).max()
 
 
-def test_the_80_bit_eigensolver():
-    a = relu_features(20, 20).numpy()
-    a = a + a.T
-    lam, v = longdouble_eigh(a)
-    assert np.abs((v * lam) @ v.T - a).max() <= 1e-17 * np.abs(lam).max()
-    assert np.abs(v.T @ v - np.eye(20)).max() <= 1e-17
+def test_the_80_bit_decomposition():
+    a = relu_features(20, 12).numpy()
+    u, s, v = longdouble_svd(a)
+    assert np.abs((u * s) @ v.T - a).max() <= 1e-17 * s.max()
+    for side in (u, v):
+        assert np.abs(side.T @ side - np.eye(12)).max() <= 1e-17
+
+
+def test_the_80_bit_gradient_of_the_logarithm():
+    a = relu_features(9, 5).mT @ relu_features(9, 5)
+    g = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)
+    (ours,) = torch.autograd.grad(matrix_log(a.requires_grad_()), a, g)
+    torch.testing.assert_close(
+        (ours + ours.mT) / 2, torch.from_numpy(log_gradient_longdouble(a.detach(), g).astype(float))
+    )
 
 
 @pytest.mark.parametrize(("low", "high"), [(-2, 3), (-4, 2), (-0.5, 1.5), (0, 1.49)])
@@ -297,9 +307,11 @@ def test_moments_below_the_range_next_to_eps_are_accurate():
     torch.testing.assert_close(small + shift, large, rtol=0, atol=1e-12)
 
 
-def test_second_derivatives_if_rows_are_rounding_errors_of_each_other():
+@pytest.mark.parametrize("centered", [False, True])
+def test_second_derivatives_if_rows_are_rounding_errors_of_each_other(centered):
     """The eigenvectors of small singular values overlap by rounding errors of the largest row."""
     f = torch.randn(4, 5, generator=generator(0), dtype=torch.float64)
+    f = f - f.mean(0) if centered else f
     f = f * torch.tensor([1e-2, 1e-3, 1e-5, 1e5, 10.0], dtype=torch.float64)
     eps = torch.tensor(1e10, dtype=torch.float64, requires_grad=True)
     g = torch.randn(5, 5, generator=generator(1), dtype=torch.float64)

@@ -205,6 +205,12 @@ def _stack_of(case):
     return stack, torch.tensor([0.5, 1.0], dtype=torch.float64)
 
 
+def _distance_of_factors(x, y):
+    """The Bures–Wasserstein distance of the singular matrices XXᵀ and YYᵀ, by the nuclear norm of YᵀX."""
+    total = sum(v * v for m in (x, y) for v in m) - 2 * sum(truth.singular(y.T * x)[0])
+    return mpmath.matrix([mpmath.sqrt(total)])
+
+
 def _geometry(metric):
     def named(name):
         return lambda *inputs: getattr(spd, name)(*inputs, metric=metric)
@@ -267,12 +273,13 @@ ROWS = [
         _pair_of,
         (0, 1),
     ),
+    Row("lyapunov", mb.lyapunov, lambda a, c: [truth.sylvester(a, a, c)], _pair_of, (0,)),
     Row(
-        "lyapunov",
-        mb.lyapunov,
-        lambda a, c: [truth.sylvester(a, a, c)],
-        _pair_of,
-        (0,),
+        "sylvester",
+        mb.sylvester,
+        lambda a, b, c: [truth.sylvester(a, b, c)],
+        lambda case: (*_pair_of(case), rectangular(4, 4, (1, 1, 2, 2), seed=5)),
+        (0, 1),
     ),
     Row(
         "topk_eigh, k = 1",
@@ -343,6 +350,12 @@ ROWS = [
         lambda case: (rectangular(3, 4, case=case),),
     ),
     *(row for metric in get_args(Metric) for row in _geometry(metric)),
+    Row(
+        "spd.distance of XXᵀ (4×2) and YYᵀ (4×3), bures-wasserstein",
+        lambda x, y: spd.distance(*(t.double() @ t.double().mT for t in (x, y)), metric="bures_wasserstein"),
+        lambda x, y: [_distance_of_factors(x, y)],
+        lambda case: (rectangular(4, 2, (1, 1), case), rectangular(4, 3, seed=3)),
+    ),
     Row(
         "spd.frechet_distance",
         spd.frechet_distance,

@@ -528,10 +528,11 @@ def _real_power(a, p):
     if p < 0:
         return truth.power(a, p)
     values, u = truth.eig(a)
-    rounding = truth.norm(values) * mpf(10) ** (-mp.dps // 4)  # a zero eigenvalue of the difference quotient
-    if any(x < -rounding for x in values):
+    most, digits = truth.norm(values), mp.dps // 4  # the step of a difference quotient is between these two bounds
+    if any(x < -most * mpf(10) ** -digits for x in values):
         raise truth.Undefined("nonnegative")
-    return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > rounding**2 else mpf(0) for x in values])
+    zero = most * mpf(10) ** (-2 * digits)
+    return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > zero else mpf(0) for x in values])
 
 
 def _without_rounding(least, most=0.0, index=0):

@@ -16,29 +16,40 @@ def _rounds(n):
         players = [players[0], players[-1], *players[1:-1]]
 
 
-def longdouble_eigh(a):
-    """Eigendecomposition of a symmetric matrix in 80-bit: a float64 start, finished by Jacobi rotations."""
-    a = np.asarray(a, LD)
-    n = len(a)
-    v = np.linalg.eigh(a.astype(np.float64))[1].astype(LD)
+def longdouble_svd(f):
+    """F = U diag(s) Vᵀ in 80-bit; columns with s = 0 are left out.
+
+    One-sided Jacobi rotations of the rows of F, from a start in float64, give small singular values to high relative
+    accuracy.
+    """
+    f = np.asarray(f, LD)
+    if f.shape[0] > f.shape[1]:
+        v, s, u = longdouble_svd(f.T)
+        return u, s, v
+    turn = np.linalg.svd(f.astype(np.float64))[0].T.astype(LD)
     for _ in range(2):
-        v = v @ (3 * np.eye(n, dtype=LD) - v.T @ v) / 2
-    b = v.T @ a @ v
-    scale = np.abs(np.diag(b)).max() if n else LD(0)
-    for _ in range(6):
-        off = np.abs(b - np.diag(np.diag(b)))
-        if n < 2 or off.max() <= 20 * np.finfo(LD).eps * scale:
-            break
-        for p, q in _rounds(n):
-            gap, link = b[q, q] - b[p, p], b[p, q]
-            sign = np.where(gap < 0, -1, 1)
-            t = 2 * link * sign / (np.abs(gap) + np.hypot(gap, 2 * link) + (link == 0))
+        turn = (3 * np.eye(len(f), dtype=LD) - turn @ turn.T) @ turn / 2
+    rows, eps = turn @ f, np.finfo(LD).eps
+    for _ in range(60):
+        worst = 0.0
+        for p, q in _rounds(len(rows)):
+            alpha, beta, gamma = (rows[p] ** 2).sum(1), (rows[q] ** 2).sum(1), (rows[p] * rows[q]).sum(1)
+            scale = np.sqrt(alpha * beta)
+            off = np.abs(gamma) > eps * scale
+            worst = max(worst, float(np.max(np.abs(gamma[off]) / scale[off], initial=0)))
+            zeta = (beta - alpha) / (2 * np.where(off, gamma, 1))
+            t = np.where(off, np.where(zeta >= 0, 1, -1) / (np.abs(zeta) + np.sqrt(1 + zeta * zeta)), 0)[:, None]
             c = 1 / np.sqrt(1 + t * t)
-            s = t * c
-            for side in (b, v, b.T):
-                left, right = side[:, p].copy(), side[:, q].copy()
-                side[:, p], side[:, q] = c * left - s * right, s * left + c * right
-    return np.diag(b).copy(), v
+            for side in (rows, turn):
+                a, b = side[p], side[q]
+                side[p], side[q] = c * (a - t * b), c * (t * a + b)
+        if worst < 4 * eps:
+            break
+    else:
+        raise RuntimeError(f"Jacobi rotations did not converge: {worst:.2g} left")
+    s = np.sqrt((rows * rows).sum(1))
+    keep = s > 0
+    return turn[keep].T, s[keep], (rows[keep] / s[keep, None]).T
 
 
 def _log_slope(a, b):
@@ -54,26 +65,24 @@ LONGDOUBLE_FUNCTIONS = {"log": (np.log, _log_slope), "sqrt": (np.sqrt, _sqrt_slo
 
 
 def pool_longdouble(f, g, eps, name):
-    """C = g(FᵀF + εI) and the gradient of ⟨G, C⟩ in 80-bit, through the smaller Gram matrix."""
+    """C = g(FᵀF + εI) and the gradient of ⟨G, C⟩ in 80-bit."""
     value, slope = LONGDOUBLE_FUNCTIONS[name]
     f, g, eps = np.asarray(f, LD), np.asarray(g, LD), LD(eps)
-    g = (g + g.T) / 2
-    m, d = f.shape
-    if m >= d:
-        _, v = longdouble_eigh(f.T @ f)
-        z = f @ v
-        lam = (z * z).sum(0) + eps
-        return (v * value(lam)) @ v.T, 2 * z @ (slope(lam[:, None], lam[None, :]) * (v.T @ g @ v)) @ v.T
-    _, u = longdouble_eigh(f @ f.T)
-    y = u.T @ f
-    s = (y * y).sum(1)
-    rise = slope(s + eps, eps)
-    c = value(eps) * np.eye(d, dtype=LD) + (y.T * rise) @ y
-    # (g[λᵢ, λⱼ] − g[λⱼ, ε])/sᵢ needs sᵢ the larger of the two; if both are zero, Y is zero.
-    low, high = np.minimum(s[:, None], s[None, :]), np.maximum(s[:, None], s[None, :])
-    second = (slope(low + eps, high + eps) - slope(low + eps, eps)) / np.where(high > 0, high, 1)
-    yg = y @ g
-    return c, 2 * u @ (rise[:, None] * yg + (second * (yg @ y.T)) @ y)
+    u, s, v = longdouble_svd(f)
+    lam, base = s * s + eps, value(eps) * np.eye(f.shape[1], dtype=LD)
+    rise = slope(lam, eps)
+    left = v.T @ (g + g.T) / 2
+    inside = left @ v
+    outside = left - inside @ v.T
+    gradient = 2 * (u * s) @ ((slope(lam[:, None], lam) * inside) @ v.T + rise[:, None] * outside)
+    return base + (v * (s * s * rise)) @ v.T, gradient
+
+
+def log_gradient_longdouble(a, g):
+    """The gradient of ⟨G, log A⟩ for a positive definite A, in 80-bit."""
+    u, s, _ = longdouble_svd(a)  # the singular values are the eigenvalues
+    g = np.asarray(g, LD)
+    return u @ (_log_slope(s[:, None], s) * (u.T @ (g + g.T) @ u / 2)) @ u.T
 
 
 def divided_difference(g, points, digits=160):

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.speed.reference import log_pool_gradient, symmetric_log_gradient
 from benchmarks.speed.suites.entry import Entry, Scale
 from benchmarks.speed.suites.functions import log_methods
 from benchmarks.speed.suites.pooling import EPS, Factory, pool_methods
+from helpers.reference import log_gradient_longdouble, pool_longdouble
 
 _GAPS = (1.0, 1e-2, 1e-4, 1e-6, 1e-8, 1e-10, 1e-12, 1e-14, 0.0)
 _ORDER = 8
@@ -74,17 +74,13 @@ def _error(
     return build
 
 
-def _cached(reference: Callable[[], NDArray[np.longdouble]]) -> Callable[[], NDArray[np.longdouble]]:
-    return functools.cache(reference)
-
-
 def gradient_error(device: torch.device, scale: Scale) -> Iterator[Entry]:
     """Gradients of log pooling in float32 and float64 on four kinds of features, and of log near a tie in float64."""
     m, d = (5, 8) if scale == "quick" else (36, 64)
     g = np.random.default_rng(3).standard_normal((d, d)).astype(np.float32).astype(np.float64)
     for kind in _KINDS[:2] if scale == "quick" else _KINDS:
         f = _hard_features(kind, m, d)
-        reference = _cached(partial(log_pool_gradient, f, g, EPS))
+        reference = functools.cache(lambda f=f: pool_longdouble(f, g, EPS, "log")[1])
         for dtype in (torch.float32, torch.float64):
             short = str(dtype).removeprefix("torch.")
             for method, factory in pool_methods("log").items():
@@ -98,7 +94,7 @@ def gradient_error(device: torch.device, scale: Scale) -> Iterator[Entry]:
     h = np.random.default_rng(5).standard_normal((_ORDER, _ORDER))
     for gap in _GAPS[::4] if scale == "quick" else _GAPS:
         a = _tied_matrix(gap)
-        reference = _cached(partial(symmetric_log_gradient, a, h))
+        reference = functools.cache(partial(log_gradient_longdouble, a, h))
         for method, factory in log_methods().items():
             yield Entry(
                 f"matrix log, eigengap {gap:.0e}",

@@ -39,7 +39,6 @@ from matbackprop.checks import (
     values_checkable,
 )
 from matbackprop.cuda import pool as pool_kernels
-from matbackprop.cuda.cusolver import without_magma
 from matbackprop.divided_differences import (
     BoundFunction,
     FunctionLike,
@@ -137,16 +136,11 @@ class Thin(NamedTuple):
 
     def _unit_rows(self) -> Tensor:
         """Rows of Y over their norms, zero if s is zero."""
-        norms = torch.linalg.vector_norm(self.y, dim=-1)  # s has errors relative to its largest entry
-        return self.y / torch.where(self.s > 0, norms, torch.inf).unsqueeze(-1)
+        return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
 
     def _right_vectors(self) -> Tensor:
-        """`_unit_rows`, each orthogonalized against larger ones, whose rounding errors may have its size."""
-        v = self._unit_rows().flip(-2)  # s is ascending
-        overlap = v @ v.mH + torch.diag_embed((v == 0).all(-1).to(v.dtype))
-        with without_magma(v):
-            lower = torch.linalg.cholesky_ex(overlap).L
-        return torch.linalg.solve_triangular(lower, v, upper=False).flip(-2)
+        """Orthonormal rows of Y, each orthogonalized against larger ones, whose rounding errors may have its size."""
+        return torch.linalg.qr(self.y.mH.flip(-1)).Q.flip(-1).mH  # s is ascending
 
     def spectrum(self) -> Spectrum:
         """The spectrum of A."""
