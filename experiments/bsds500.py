@@ -49,7 +49,7 @@ from matbackprop.vision.metrics import (
     score_image,
     summarize,
 )
-from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
+from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.report.figures import lines, segmentation_grid
 from matbackprop.vision.report.tables import Measured, Table
@@ -239,9 +239,9 @@ class Bsds500:
             threshold = float(model.config.threshold)
             scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
         scores, counts, views = [s for s, _, _ in scored], [c for _, c, _ in scored], [v for _, _, v in scored]
-        ois, ap = boundary_over_scales(counts)[1], boundary_average_precision(counts)
         curve = boundary_curve(counts)
-        summary = summarize(scores) | {"contours_ods": curve["ods"]["f"], "contours_ois": ois, "contours_ap": ap}
+        contour_scores = {name.replace("boundary", "contours"): v for name, v in boundary_scores(counts).items()}
+        summary = summarize(scores) | contour_scores
         default, fixed = np.array([v[0] for v in views]), np.array([v[1:] for v in views])
         best = int(fixed.mean(0).argmax())
         self.gallery(folder, [path for path in images if path.stem in truth], default, threshold)

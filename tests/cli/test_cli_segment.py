@@ -180,7 +180,7 @@ def test_written_files_can_be_scored(picture, tmp_path, capsys):
     (tmp_path / "truth").mkdir()
     np.save(tmp_path / "truth" / "photo.npy", np.repeat([np.arange(70) >= 35], 50, 0).astype(np.int64))
     capsys.readouterr()
-    document = evaluate.main(evaluate.Config(tmp_path / "out", tmp_path / "truth"))
+    document = evaluate.main(evaluate.Config(segmentations=tmp_path / "out", ground_truth=tmp_path / "truth"))
     assert document["segmentations"] == 2 and document["scores"]["covering_ods"] > 0.95
 
 

@@ -17,22 +17,29 @@ from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
-from matbackprop.vision.metrics import (
-    ImageScores,
-    boundary_curve,
-    contour_counts,
-    f_measure,
-    score_images,
-    summarize,
-)
-from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales
+from matbackprop.vision.metrics import ImageScores, boundary_curve, contour_counts, f_measure, score_images, summarize
+from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.workers import parallel_map
 
 
-@dataclass
-class Config:
+@dataclass(kw_only=True)
+class _Options:
+    ground_truth: Path
+    """Folder of human maps, one or several for each image."""
+    csv: Path | None = None
+    """Also write one line per image to this file."""
+    tolerance: float = 0.0075
+    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
+    thresholds: int = 99
+    """Number of evenly spaced thresholds at which contour maps are cut."""
+    workers: int = 0
+    """Number of processes; 0 uses one for each processor if there are enough images."""
+
+
+@dataclass(kw_only=True)
+class Config(_Options):
     """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
     Both folders hold .mat (segs, groundTruth and ucm2 of the benchmark), .seg, .png, .npz or .npy files, named after
@@ -41,22 +48,12 @@ class Config:
 
     segmentations: Annotated[Path, tyro.conf.Positional]
     """Folder of segmentations, one or several for each image."""
-    ground_truth: Path
-    """Folder of human maps, one or several for each image."""
-    csv: Path | None = None
-    """Also write one line per image to this file."""
     boundary: bool = True
     """Also match boundaries, which takes most of the time."""
     objects: bool = True
     """Also match objects and parts."""
-    tolerance: float = 0.0075
-    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
-    thresholds: int = 99
-    """Number of levels at which contour maps (ucm2) are cut."""
     numbered: Literal["auto", "yes", "no"] = "auto"
     """Whether name_1.png, name_2.png are maps of one image."""
-    workers: int = 0
-    """Number of processes; 0 uses one for each processor if there are enough images."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -79,8 +76,8 @@ def main(config: Config) -> dict[str, Any]:
     return _finish(config, document)
 
 
-@dataclass
-class ContoursConfig:
+@dataclass(kw_only=True)
+class ContoursConfig(_Options):
     """Score soft contour maps against human maps: boundary precision, recall and F-measure.
 
     Each contour map is a gray PNG (8 or 16 bits), or one array of strengths in [0, 1] in a .npy or .mat file, named
@@ -89,16 +86,6 @@ class ContoursConfig:
 
     contours: Annotated[Path, tyro.conf.Positional]
     """Folder of contour maps, one for each image."""
-    ground_truth: Path
-    """Folder of human maps, one or several for each image."""
-    csv: Path | None = None
-    """Also write one line per image to this file."""
-    tolerance: float = 0.0075
-    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
-    thresholds: int = 99
-    """Number of thresholds."""
-    workers: int = 0
-    """Number of processes; 0 uses one for each processor if there are enough images."""
 
 
 def contours(config: ContoursConfig) -> dict[str, Any]:
@@ -115,14 +102,9 @@ def contours(config: ContoursConfig) -> dict[str, Any]:
     scored = parallel_map(score, jobs, _workers(config, len(jobs)))
     counts = list(track(scored, "Scoring images", len(jobs)))
     levels = [(i + 1) / (config.thresholds + 1) for i in range(config.thresholds)]
-    curve = boundary_curve(counts)
+    curve, scores = boundary_curve(counts), boundary_scores(counts)
     ods = curve.pop("ods")
     ods["threshold"] = ods.pop("level") / (config.thresholds + 1)
-    scores = {
-        "boundary_ods": ods["f"],
-        "boundary_ois": boundary_over_scales(counts)[1],
-        "boundary_ap": boundary_average_precision(counts),
-    }
     Table(
         ["ODS", "OIS", "AP", "threshold", "precision", "recall"],
         [[*scores.values(), ods["threshold"], ods["precision"], ods["recall"]]],
@@ -153,7 +135,7 @@ def _score_contours(job: tuple[str, list[Path], list[Path]], thresholds: int, to
         raise DataError(f"{name}: {error}") from error
 
 
-def _check(config: Config | ContoursConfig) -> None:
+def _check(config: _Options) -> None:
     if config.thresholds < 1 or config.workers < 0 or not 0 <= config.tolerance <= 0.1:
         raise ConfigurationError(
             f"--thresholds is {config.thresholds}, --workers {config.workers}, --tolerance {config.tolerance}. "
@@ -161,13 +143,11 @@ def _check(config: Config | ContoursConfig) -> None:
         )
 
 
-def _workers(config: Config | ContoursConfig, images: int) -> int:
-    """A process takes a second or two to start, so each should have several images."""
-    return config.workers or min(processors(), images // 8)
+def _workers(config: _Options, images: int) -> int:
+    return config.workers or min(processors(), images // 8)  # a process takes a second or two to start
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
-    """Return the files of segmentations and human maps by image, after resolving numbered names."""
     folders = (config.segmentations, config.ground_truth)
     if config.numbered != "auto":
         both = [index_label_files(folder, numbered=config.numbered) for folder in folders]
@@ -232,8 +212,7 @@ def _table(document: dict[str, Any]) -> Table:
     )
 
 
-def _finish(config: Config | ContoursConfig, document: dict[str, Any]) -> dict[str, Any]:
-    """Write the CSV file, if requested, and add the summary."""
+def _finish(config: _Options, document: dict[str, Any]) -> dict[str, Any]:
     summary = f"{document['images']} images scored"
     if config.csv is not None:
         summary += f" → {config.csv}"

@@ -55,11 +55,12 @@ def test_boundary_pools_counts_before_dividing(maps):
 
 def test_interpolation_between_scales():
     """Recall .2 → .8 and precision .8 → .2: the best F = .5 is half-way between the scales."""
-    from matbackprop.vision.metrics.evaluation import boundary_over_scales
+    from matbackprop.vision.metrics.evaluation import boundary_scores
 
     counts = np.array([[[20, 100, 80, 100], [80, 100, 20, 100]]])
-    ods, ois = boundary_over_scales(counts)
-    assert ods == pytest.approx(0.5, abs=1e-3) and ois == pytest.approx(0.32)
+    scores = boundary_scores(counts)
+    assert scores["boundary_ods"] == pytest.approx(0.5, abs=1e-3)
+    assert scores["boundary_ois"] == pytest.approx(0.32)
 
 
 def test_different_numbers_of_segmentations_have_no_ods(maps):

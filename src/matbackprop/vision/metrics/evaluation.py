@@ -91,14 +91,21 @@ def score_image(
         1.0
     """
     maps, truths = (source() if callable(source) else source for source in (segmentations, ground_truth))
+    try:
+        return score_maps(id, maps, truths, boundary=boundary, objects=objects, tolerance=tolerance)
+    except ValueError as error:
+        raise DataError(f"{id}: {error}") from error
+
+
+def score_maps(
+    id: str, maps: Sequence[Any], truths: Sequence[Any], *, boundary: bool, objects: bool, tolerance: float = TOLERANCE
+) -> ImageScores:
+    """:func:`score_image` of maps in memory, with errors that do not name the image."""
     # Neighboring levels of a hierarchy are often one object: each is scored once.
     new = [t == 0 or maps[t] is not maps[t - 1] for t in range(len(maps))]
     level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(maps, new, strict=True) if first]
-    try:
-        people = HumanMaps.of(truths)
-        overlaps = people.all_overlaps(maps)
-    except ValueError as error:
-        raise DataError(f"{id}: {error}") from error
+    people = HumanMaps.of(truths)
+    overlaps = people.all_overlaps(maps)
     regions = vars(score_regions(people, overlaps))
     for name in ("covering", "rand_index", "variation_of_information"):
         regions[name] = regions[name][level]
@@ -186,59 +193,70 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     scores = list(scores)
     if not scores:
         raise DataError("No image was scored. Give at least one.")
-    annotators = sum(len(score.best_covering) for score in scores)
-    covering_ods, covering_ois = over_scales([score.covering.sum(1) for score in scores])
-    pri_ods, pri_ois = over_scales([score.rand_index.mean(1) for score in scores])
-    vi_ods, vi_ois = over_scales([-score.variation_of_information.mean(1) for score in scores])
-    summary = {
-        "covering_ods": covering_ods * len(scores) / annotators,
-        "covering_ois": covering_ois * len(scores) / annotators,
-        "covering_best": float(sum(score.best_covering.sum() for score in scores)) / annotators,
-        "paper_best": float(np.mean([score.paper_best for score in scores])),
-        "paper_average": float(np.mean([score.paper_average for score in scores])),
-        "pri_ods": pri_ods,
-        "pri_ois": pri_ois,
-        "vi_ods": -vi_ods,
-        "vi_ois": -vi_ois,
-    }
-    counts = [score.boundary for score in scores if score.boundary is not None]
-    if len(counts) == len(scores):
-        summary["boundary_ods"], summary["boundary_ois"] = boundary_over_scales(counts)
-        summary["boundary_ap"] = boundary_average_precision(counts)
-    pairs = [score.objects for score in scores if score.objects is not None]
-    if len(pairs) == len(scores):
-        summary["objects_ods"], summary["objects_ois"] = objects_over_scales(pairs)
+    summary: dict[str, float] = {}
+    for row, summarize_rows in MEASURES.values():
+        rows = [row(score) for score in scores]
+        if all(one is not None for one in rows):
+            summary |= summarize_rows(rows)
     return summary
 
 
-def over_scales(values: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> tuple[float, float]:
-    """ODS and OIS of a score (larger is better) whose mean over images counts.
+def _covering_row(score: ImageScores) -> NDArray[np.float64]:
+    alone = [len(score.best_covering), score.best_covering.sum(), score.paper_best, score.paper_average]
+    return np.concatenate([alone, score.covering.sum(1)])
 
-    Args:
-        values: for each image the score of each of its segmentations, ``(t,)``.
 
-    Returns:
-        The largest mean at one segmentation number (NaN if images have different numbers), and the mean of the
-        largest.
+def _covering_scores(rows: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    annotators, best, paper_best, paper_average = np.array([row[:4] for row in rows]).T
+    ods, ois = over_scales([row[4:] for row in rows])
+    return {
+        "covering_ods": ods * len(rows) / float(annotators.sum()),
+        "covering_ois": ois * len(rows) / float(annotators.sum()),
+        "covering_best": float(best.sum() / annotators.sum()),
+        "paper_best": float(paper_best.mean()),
+        "paper_average": float(paper_average.mean()),
+    }
+
+
+def boundary_scores(counts: Sequence[NDArray[np.int64]]) -> dict[str, float]:
+    """ODS, OIS and average precision of boundaries from the counts ``(t, 4)`` of each image."""
+    best = [count[f_measure(count)[2].argmax()] for count in counts]
+    return {
+        "boundary_ods": boundary_curve(counts)["ods"]["f"] if _same_number(counts) else float("nan"),
+        "boundary_ois": float(f_measure(np.sum(best, 0))[2]),
+        "boundary_ap": boundary_average_precision(counts),
+    }
+
+
+def _named(stem: str, scores: tuple[float, float]) -> dict[str, float]:
+    return {f"{stem}_ods": scores[0], f"{stem}_ois": scores[1]}
+
+
+MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str, float]]]] = {
+    "covering": (_covering_row, _covering_scores),
+    "pri": (lambda score: score.rand_index.mean(1), lambda rows: _named("pri", over_scales(rows))),
+    "vi": (lambda score: score.variation_of_information.mean(1), lambda rows: _named("vi", over_scales(rows, np.min))),
+    "boundary": (lambda score: score.boundary, boundary_scores),
+    "objects": (lambda score: score.objects, lambda rows: _named("objects", objects_over_scales(rows))),
+}
+"""Measure → its row for an image, and the scores of a data set from the rows of its images."""
+
+
+def over_scales(
+    values: Sequence[NDArray[np.float64]], best: Callable[[NDArray[np.float64]], Any] = np.max
+) -> tuple[float, float]:
+    """ODS and OIS of a score whose mean over images counts; ODS is NaN if images have different numbers of scores.
 
     Example:
-        >>> import numpy as np
         >>> over_scales([np.array([0.2, 0.6]), np.array([0.8, 0.3])])
         (0.5, 0.7)
     """
-    ods = float(np.max(np.mean(values, 0))) if _same_number(values) else float("nan")
-    return ods, float(np.mean([scores.max() for scores in values]))
+    ods = float(best(np.mean(values, 0))) if _same_number(values) else float("nan")
+    return ods, float(np.mean([best(scores) for scores in values]))
 
 
 def _same_number(values: Sequence[NDArray[Any]] | NDArray[Any]) -> bool:
     return len({len(one) for one in values}) == 1
-
-
-def boundary_over_scales(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> tuple[float, float]:
-    """ODS and OIS of the boundary F-measure from the counts ``(t, 4)`` of each image, as of ``boundary_counts``."""
-    best = [count[f_measure(count)[2].argmax()] for count in counts]
-    ods = float(boundary_curve(counts)["ods"]["f"]) if _same_number(counts) else float("nan")
-    return ods, float(f_measure(np.sum(best, 0))[2])
 
 
 def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:

@@ -8,18 +8,14 @@ images of all processes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from matbackprop.errors import ShapeError, needs
-from matbackprop.vision.metrics.boundaries import TOLERANCE, boundary_counts
-from matbackprop.vision.metrics.evaluation import boundary_average_precision, boundary_over_scales, over_scales
-from matbackprop.vision.metrics.objects_parts import objects_and_parts, objects_over_scales
-from matbackprop.vision.metrics.regions import region_scores
+from matbackprop.vision.metrics.boundaries import TOLERANCE
+from matbackprop.vision.metrics.evaluation import MEASURES, score_maps
 
 with needs("the metric classes need torchmetrics", "'matbackprop[metrics]'"):
     from torchmetrics import Metric
@@ -29,11 +25,13 @@ Maps = Sequence[Any]
 
 
 class _PerImage(Metric):
-    """A metric with one row per image; subclasses compute rows and named scores."""
+    """One of ``MEASURES``, with one row per image."""
 
     is_differentiable = False
     full_state_update = False
     higher_is_better = True
+    measure: ClassVar[str]
+    tolerance: float = TOLERANCE
     rows: list[Tensor] | Tensor
 
     def __init__(self, **options: Any) -> None:
@@ -50,7 +48,9 @@ class _PerImage(Metric):
         Raises:
             ShapeError: the maps differ in size, or images in the number of segmentations.
         """
-        row = torch.from_numpy(self._row(list(segmentations), list(ground_truth))).to(self.device)[None]
+        options = {name: self.measure == name for name in ("boundary", "objects")}
+        scores = score_maps("", list(segmentations), list(ground_truth), tolerance=self.tolerance, **options)
+        row = torch.from_numpy(MEASURES[self.measure][0](scores)).to(self.device)[None]
         rows = cast(list[Tensor], self.rows)
         if rows and rows[0].shape[1:] != row.shape[1:]:
             raise ShapeError(
@@ -61,14 +61,8 @@ class _PerImage(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Named scores over all images so far, float64 scalars."""
-        scores = self._scores(dim_zero_cat(self.rows).cpu().numpy())
+        scores = MEASURES[self.measure][1](dim_zero_cat(self.rows).cpu().numpy())
         return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in scores.items()}
-
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[Any]:
-        raise NotImplementedError
-
-    def _scores(self, rows: NDArray[Any]) -> dict[str, float]:
-        raise NotImplementedError
 
 
 class SegmentationCovering(_PerImage):
@@ -84,17 +78,7 @@ class SegmentationCovering(_PerImage):
     Reference: Arbelaez, Maire, Fowlkes, Malik, PAMI 2011, section 3.1.
     """
 
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
-        scores = region_scores(segmentations, ground_truth)
-        covering = scores.covering
-        alone = [len(ground_truth), scores.best_covering.sum(), covering.max(), covering.mean(1).max()]
-        return np.concatenate([alone, covering.sum(1)])
-
-    def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        annotators, best, paper_best, paper_average = rows[:, :4].mean(0)
-        pooled = (*over_scales(rows[:, 4:]), best)
-        scores = {f"covering_{name}": v / annotators for name, v in zip(("ods", "ois", "best"), pooled, strict=True)}
-        return scores | {"paper_best": paper_best, "paper_average": paper_average}
+    measure = "covering"
 
 
 class RandIndex(_PerImage):
@@ -108,11 +92,7 @@ class RandIndex(_PerImage):
         tensor(0.5000, dtype=torch.float64)
     """
 
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
-        return region_scores(segmentations, ground_truth).rand_index.mean(1)
-
-    def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(("pri_ods", "pri_ois"), over_scales(rows), strict=True))
+    measure = "pri"
 
 
 class VariationOfInformation(_PerImage):
@@ -126,14 +106,8 @@ class VariationOfInformation(_PerImage):
         tensor(2., dtype=torch.float64)
     """
 
+    measure = "vi"
     higher_is_better = False
-
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
-        return region_scores(segmentations, ground_truth).variation_of_information.mean(1)
-
-    def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        ods, ois = over_scales(-rows)
-        return {"vi_ods": -ods, "vi_ois": -ois}
 
 
 class BoundaryFMeasure(_PerImage):
@@ -152,16 +126,11 @@ class BoundaryFMeasure(_PerImage):
         tensor(1., dtype=torch.float64)
     """
 
+    measure = "boundary"
+
     def __init__(self, *, tolerance: float = TOLERANCE, **options: Any) -> None:
         super().__init__(**options)
         self.tolerance = tolerance
-
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.int64]:
-        return boundary_counts(segmentations, ground_truth, self.tolerance)
-
-    def _scores(self, rows: NDArray[np.int64]) -> dict[str, float]:
-        ods, ois = boundary_over_scales(rows)
-        return {"boundary_ods": ods, "boundary_ois": ois, "boundary_ap": boundary_average_precision(rows)}
 
 
 class ObjectsAndParts(_PerImage):
@@ -177,8 +146,4 @@ class ObjectsAndParts(_PerImage):
     Reference: Pont-Tuset, Marques, CVPR 2013.
     """
 
-    def _row(self, segmentations: Maps, ground_truth: Maps) -> NDArray[np.float64]:
-        return objects_and_parts(segmentations, ground_truth)
-
-    def _scores(self, rows: NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(("objects_ods", "objects_ois"), objects_over_scales(list(rows)), strict=True))
+    measure = "objects"
