@@ -105,34 +105,25 @@ class Table:
             if len(row) != len(self.columns):
                 raise ShapeError(f"row {i} has {len(row)} cells for the {len(self.columns)} columns {self.columns}.")
 
-    def _column(self, name: str) -> list[Cell]:
-        index = list(self.columns).index(name)
-        return [row[index] for row in self.rows]
+    def _columns(self) -> list[tuple[Cell, ...]]:
+        return list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
 
     def _right_aligned(self) -> list[bool]:
         """Whether each column has numbers and no text."""
-        columns = [self._column(name) for name in self.columns]
         return [
             any(_number(cell) is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
-            for column in columns
+            for column in self._columns()
         ]
 
-    def _texts(self, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    def _texts(self, escape: Callable[[str], str], bold: str) -> list[tuple[str, ...]]:
         """Return the texts of all rows, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
         columns = []
-        for name in self.columns:
-            cells = self._column(name)
-            numbers = [_number(cell) for cell in cells]
-            known = [number for number in numbers if number is not None and number == number]
-            best = {"min": min, "max": max}[self.best[name]](known) if known and name in self.best else None
-            texts = [escape(_text(cell, self.formats.get(name, ""))) for cell in cells]
-            columns.append(
-                [
-                    bold.format(text) if best is not None and number == best else text
-                    for text, number in zip(texts, numbers, strict=True)
-                ]
-            )
-        return [list(row) for row in zip(*columns, strict=True)]
+        for name, cells in zip(self.columns, self._columns(), strict=True):
+            known = [number for cell in cells if (number := _number(cell)) is not None and not math.isnan(number)]
+            best = {"min": min, "max": max}[self.best[name]](known) if known and name in self.best else math.nan
+            texts = ((escape(_text(cell, self.formats.get(name, ""))), _number(cell) == best) for cell in cells)
+            columns.append([bold.format(text) if is_best else text for text, is_best in texts])
+        return list(zip(*columns, strict=True))
 
     def markdown(self) -> str:
         """Return the table in Markdown, with the title as a bold line before it and the note after it."""
@@ -162,9 +153,8 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        table = RichTable(
-            box=box.SIMPLE_HEAD, title=self.title or None, caption=self.note or None, title_justify="left"
-        )
+        options = {"title": self.title or None, "caption": self.note or None}
+        table = RichTable(box=box.SIMPLE_HEAD, title_justify="left", **options)
         for name, right in zip(self.columns, self._right_aligned(), strict=True):
             table.add_column(escape(name), justify="right" if right else "left")
         for cells in self._texts(escape, "[bold]{}[/bold]"):

@@ -26,7 +26,7 @@ from PIL import Image
 from matbackprop.errors import needs
 from matbackprop.vision.data.pictures import read_picture
 from matbackprop.vision.serve.analysis import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
-from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explored, gap_text, said
+from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explore, gap_text
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -316,10 +316,9 @@ def _gradients(tab: gr.Tab) -> None:
     """Lay out the second tab and connect its events."""
     lock = threading.Lock()  # matplotlib's settings are global
 
-    def explore(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
-        choice = spectrum, int(exponent), function, dtype
+    def update(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
         with lock:
-            return said(*choice), explored(*choice)
+            return explore(spectrum, int(exponent), function, dtype)
 
     gr.Markdown(_GRADIENTS)
     with gr.Row():
@@ -332,6 +331,6 @@ def _gradients(tab: gr.Tab) -> None:
     )  # fmt: skip
     choices: list[Any] = [spectrum, gap, function, dtype]
     outputs = [gr.Markdown(elem_id="sentence"), gr.HTML(elem_id="explored")]
-    tab.select(explore, choices, outputs, queue=False, **_PRIVATE)
+    tab.select(update, choices, outputs, queue=False, **_PRIVATE)
     for control in choices:
-        control.input(explore, choices, outputs, trigger_mode="always_last", **_QUICK)
+        control.input(update, choices, outputs, trigger_mode="always_last", **_QUICK)

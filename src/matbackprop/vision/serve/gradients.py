@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import mpmath
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
@@ -34,28 +33,16 @@ TIE = -17
 GAPS = tuple(range(TIE, 1))
 """Exponents of the relative gap between the two eigenvalues that move."""
 SPECTRA = {
-    "evenly spaced": (1.0, 2.0, 3.0, 7.0, 8.0, 9.0),
-    "from 10⁻³ to 10³": (1e-3, 1e-2, 1e-1, 1e1, 1e2, 1e3),
-    "four dead channels": (0.25, 4.0, EPS, EPS, EPS, EPS),
-    "whitened features": (3.0,) * 6,
+    "evenly spaced": (3.4, 1.0, 2.0, 3.0, 7.0, 8.0, 9.0),
+    "from 10⁻³ to 10³": (1.0, 1e-3, 1e-2, 1e-1, 1e1, 1e2, 1e3),
+    "four dead channels": (1.0, 0.25, 4.0, EPS, EPS, EPS, EPS),
+    "whitened features": (3.0,) * 7,
 }
-"""Spectrum → the six fixed eigenvalues; the two others are p and p(1 + gap)."""
-_PAIR = {"evenly spaced": 3.4, "from 10⁻³ to 10³": 1.0, "four dead channels": 1.0, "whitened features": 3.0}
+"""Spectrum → p and six fixed eigenvalues; the eighth eigenvalue is p(1 + gap)."""
 STEPS = 120
 """Training steps."""
 _DIGITS = 50
 _TERMS = 9
-
-
-def gap_of(exponent: float) -> float:
-    """The relative gap of a slider's position: 10^exponent, and 0 at :data:`TIE`."""
-    return 0.0 if exponent <= TIE else 10.0**exponent
-
-
-def eigenvalues(spectrum: str, exponent: float) -> list[float]:
-    """The eight eigenvalues, the two that move first."""
-    base = _PAIR[spectrum]
-    return [base, base * (1 + gap_of(exponent)), *SPECTRA[spectrum]]
 
 
 def _live(spectrum: str) -> int:
@@ -64,25 +51,27 @@ def _live(spectrum: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ignore the warning that the paper's formulas do not hold at ties, which is shown here on purpose."""
+    """Ignore the warning that the paper's formulas do not hold at ties."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GaugeWarning)
         yield
 
 
-def matrix(spectrum: str, exponent: float, dtype: torch.dtype = torch.float64) -> Tensor:
+def matrix(spectrum: str, exponent: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """A symmetric matrix with these eigenvalues, rounded to ``dtype``. Dead channels stay exactly decoupled.
 
     Example:
         >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
         [1.0, 2.0, 3.0, 3.4, 6.8, 7.0, 8.0, 9.0]
     """
-    values = torch.tensor(eigenvalues(spectrum, exponent), dtype=torch.float64)
+    gap = 0.0 if exponent == TIE else 10.0**exponent
+    p, *others = SPECTRA[spectrum]
+    values = torch.tensor([p, p * (1 + gap), *others], dtype=torch.float64)
     return _rotated(values[: _live(spectrum)], seed=1).to(dtype)
 
 
 def _rotated(values: Tensor, seed: int) -> Tensor:
-    """An 8×8 matrix with these eigenvalues in a random basis, and ε for the channels that are left."""
+    """An 8×8 matrix with these eigenvalues in a random basis; dead channels have ε on the diagonal."""
     n = len(values)
     q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
     a = EPS * torch.eye(8, dtype=torch.float64)
@@ -238,65 +227,62 @@ def _train_one(method: str, start: Tensor, goal: Tensor, function: str) -> Train
     return Training(losses, failed=None)
 
 
-def gap_text(exponent: float) -> str:
-    """``"10⁻⁸"``, or ``"0: they are equal"``."""
-    power = str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-    return "0: they are equal" if exponent <= TIE else f"10{power}"
+def gap_text(exponent: int) -> str:
+    """``"10⁻⁸"``, or ``"0"`` at :data:`TIE`."""
+    power = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+    return "0" if exponent == TIE else f"10{power}"
 
 
-def explored(spectrum: str, exponent: int, function: str, dtype: str) -> str:
-    """Return the HTML for one choice: a table, the errors by gap, and the losses of a training."""
+def explore(spectrum: str, exponent: int, function: str, dtype: str) -> tuple[str, str]:
+    """Return a sentence about one choice, and HTML: a table, the errors by gap, and the losses of a training."""
     measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
     here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
+    autograd = here["torch.linalg.eigh + autograd"]
+    gap = "equal" if exponent == TIE else f"{gap_text(exponent)} apart"
+    sentence = (
+        f"With two eigenvalues {gap}, the gradient of autograd through eigh "
+        f"{f'has a relative error of {autograd:.0e}' if math.isfinite(autograd) else 'is NaN'}; "
+        f"that of matbackprop has one of {here['matbackprop']:.0e}."
+    )
     parts = [
         _table(here, trained),
-        _picture(_draw_errors(measured, exponent), "Error of each method's gradient against the gap"),
+        _picture(_draw_errors(measured, exponent), "Error of the gradient of each method against the gap"),
         _picture(_draw_losses(trained), "Loss of a short training with each method"),
     ]
-    return f'<div class="explorer">{"".join(parts)}</div>'
+    return sentence, f'<div class="explorer">{"".join(parts)}</div>'
 
 
-def _picture(fig: Figure, words: str) -> str:
-    drawing = svg(fig, prefix=words.split()[0])  # ids on one page must differ
-    return f'<figure role="img" aria-label="{escape(words)}; the table has the numbers.">{drawing}</figure>'
+def _picture(fig: Figure, description: str) -> str:
+    drawing = svg(fig, prefix=description.split()[0])  # ids on one page must differ
+    return f'<figure role="img" aria-label="{description}; the table has the numbers.">{drawing}</figure>'
 
 
 @styled
 def _draw_errors(measured: dict[str, list[float]], exponent: int) -> Figure:
-    fig, ax = _axes("Relative error of the gradient", "gap of the pair")
+    fig, (ax,) = figure(width=4.9, height=3.2)  # legible on a phone
     ax.axvline(exponent, color=INK, linewidth=1, alpha=0.5)
-    for (name, values), color in zip(measured.items(), PALETTE, strict=False):
+    for values, color in zip(measured.values(), PALETTE, strict=False):
         lost = ~np.isfinite(values)
-        ax.plot(GAPS, values, color=color, label=name, marker="o", markersize=3)
+        ax.plot(GAPS, values, color=color, marker="o", markersize=3)
         ax.plot(np.array(GAPS)[lost], np.full(lost.sum(), 10.0), "x", color=color, markersize=5)
         if lost.any():
             ax.text(GAPS[-1], 30, "× NaN", ha="right", va="bottom", color=MUTED, fontsize=8.5)
-    ticks = [TIE, -12, -8, -4, 0]
-    ax.set_xticks(ticks, ["0", *(gap_text(t) for t in ticks[1:])])
-    ax.set(xlim=(TIE - 0.6, 0.6), ylim=(None, 200))
-    return _with_legend(fig, ax)
+    ticks = (TIE, -12, -8, -4, 0)
+    ax.set_xticks(ticks, map(gap_text, ticks))
+    ax.set(yscale="log", xlim=(TIE - 0.6, 0.6), ylim=(None, 200))
+    ax.set(title="Relative error of the gradient", xlabel="relative gap of the pair")
+    return fig
 
 
 @styled
 def _draw_losses(trained: dict[str, Training]) -> Figure:
-    fig, ax = _axes(f"Loss in {STEPS} steps of training from there", "step")
+    fig, (ax,) = figure(width=4.9, height=3.2)
     for (name, run), color in zip(trained.items(), PALETTE, strict=False):
         front: dict[str, Any] = {"zorder": 4, "linewidth": 2.6} if name == "matbackprop" else {}
-        ax.plot(run.losses, color=color, label=name, **front)
+        ax.plot(run.losses, color=color, **front)
         if run.failed is not None:
             ax.plot(len(run.losses) - 1, run.losses[-1], "x", color=color, markersize=11, markeredgewidth=2.5)
-    ax.set_xlim(-3, STEPS)
-    return _with_legend(fig, ax)
-
-
-def _axes(title: str, xlabel: str) -> tuple[Figure, Axes]:
-    fig, (ax,) = figure(width=4.9, height=3.6)  # legible on a phone
-    ax.set(yscale="log", title=title, xlabel=xlabel)
-    return fig, ax
-
-
-def _with_legend(fig: Figure, ax: Axes) -> Figure:
-    ax.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.2), ncols=2, handlelength=1.2, columnspacing=1.2)
+    ax.set(yscale="log", xlim=(-3, STEPS), title=f"Loss in {STEPS} steps of training", xlabel="step")
     return fig
 
 
@@ -307,14 +293,5 @@ def _table(here: dict[str, float], trained: dict[str, Training]) -> str:
         ends = f"loss {run.losses[-1]:.1e}" if run.failed is None else f"NaN in step {run.failed}"
         mark = f'<span class="mark" style="background:{color}"></span>'
         rows.append(f'<tr><th scope="row">{mark}{escape(name)}</th><td>{error}</td><td>{ends}</td></tr>')
-    head = '<tr><th scope="col">method</th><th scope="col">error here</th><th scope="col">training</th></tr>'
+    head = '<tr><th scope="col">method</th><th scope="col">relative error</th><th scope="col">training</th></tr>'
     return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-
-
-def said(spectrum: str, exponent: int, function: str, dtype: str) -> str:
-    """Return one sentence about the choice, also for screen readers."""
-    here = {name: values[GAPS.index(exponent)] for name, values in errors(spectrum, function, dtype).items()}
-    autograd, ours = here["torch.linalg.eigh + autograd"], here["matbackprop"]
-    theirs = f"is off by {autograd:.0e}" if math.isfinite(autograd) else "is NaN"
-    gap = "equal" if gap_of(exponent) == 0 else f"{gap_text(exponent)} apart"
-    return f"With two eigenvalues {gap}, autograd through eigh {theirs}; matbackprop is off by {ours:.0e}."
