@@ -6,25 +6,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from matbackprop.errors import DataError
 from matbackprop.vision.data.bsds import PreparedImage
-from matbackprop.vision.data.pictures import Picture, read_picture
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.segmenting import (
+    Prepared,
     Segments,
     check_options,
     divide,
     network_contours,
-    shrink,
+    prepare,
     threshold_of,
 )
 from matbackprop.vision.models.contours import ContourNet
@@ -88,14 +86,6 @@ def segment_images(
     return Segmented(labels, time.perf_counter() - started)
 
 
-@dataclass
-class _Read:
-    path: Path
-    stem: str
-    picture: Picture
-    small: Tensor
-
-
 def segment_files(
     jobs: Sequence[tuple[Path, str]],
     model: ContourNet | None,
@@ -131,34 +121,34 @@ def segment_files(
     if workers is None:
         workers = min(16, processors() - 1)
     workers = workers if len(jobs) >= _FEW else 0
-    done: deque[tuple[Path, Future[T]]] = deque()
-    waiting: dict[tuple[int, ...], list[_Read]] = {}
     threshold = threshold_of(model)
+    todo = deque(jobs)
+    reading: deque[tuple[Path, str, Future[Prepared]]] = deque()
+    waiting: dict[tuple[int, ...], list[tuple[Path, str, Prepared]]] = {}  # by size
+    done: deque[tuple[Path, Future[T]]] = deque()
 
-    def infer(batch: list[_Read]) -> None:
+    def infer(batch: list[tuple[Path, str, Prepared]]) -> None:
         started = time.perf_counter()
-        images = torch.stack([one.small for one in batch])
+        images = torch.stack([photo.small for _, _, photo in batch])
         maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
         each = (time.perf_counter() - started) / len(batch)
-        for one, contours in zip(batch, maps, strict=True):
-            done.append((one.path, pool.submit(_finish, finish, one, contours, each, threshold, numbers)))
+        for (path, stem, photo), contours in zip(batch, maps, strict=True):
+            done.append((path, pool.submit(_finish, finish, stem, photo, contours, threshold, numbers, each)))
 
     with Workers(workers) as pool, ThreadPoolExecutor(_READERS) as readers:
-        todo = deque(jobs)
-        reading: deque[tuple[Path, Future[_Read]]] = deque()
         try:
             while todo or reading or waiting or done:
                 while todo and len(reading) < max(_READERS, size):
                     path, stem = todo.popleft()
-                    reading.append((path, readers.submit(_read, path, stem, side)))
+                    reading.append((path, stem, readers.submit(prepare, path, side)))
                 if reading:
-                    path, future = reading.popleft()
+                    path, stem, future = reading.popleft()
                     try:
-                        one = future.result()
+                        photo = future.result()
                     except DataError as error:
                         yield path, error
                         continue
-                    waiting.setdefault(tuple(one.small.shape), []).append(one)
+                    waiting.setdefault(tuple(photo.small.shape), []).append((path, stem, photo))
                 full = [shape for shape, group in waiting.items() if len(group) >= size]
                 held = sum(map(len, waiting.values()))
                 if not full and waiting and (not reading or held >= 4 * size):
@@ -170,26 +160,9 @@ def segment_files(
                     path, result = done.popleft()
                     yield path, result.result()
         finally:
-            for _, read in reading:
-                read.cancel()
-            for _, result in done:
-                result.cancel()
+            for *_, future in (*reading, *done):
+                future.cancel()
 
 
-def _read(path: Path, stem: str, side: int) -> _Read:
-    picture = read_picture(path)
-    return _Read(path, stem, picture, shrink(picture.pixels, side))
-
-
-def _finish(
-    finish: Callable[[Segments, str], T],
-    one: _Read,
-    contours: NDArray[np.float32] | None,
-    seconds: float,
-    threshold: float,
-    ks: tuple[int, ...],
-) -> T:
-    segments = divide(
-        one.picture, one.small, contours, threshold, ks, name=one.path.name, path=one.path, before=seconds
-    )
-    return finish(segments, one.stem)
+def _finish(finish: Callable[[Segments, str], T], stem: str, *arguments: Any) -> T:
+    return finish(divide(*arguments), stem)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -81,8 +81,7 @@ class Segments:
     names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        height, width = self.size
-        count = self.count()
+        (height, width), count = self.size, self.count()
         return f"Segments({self.name!r}, {width}×{height} pixels, {count} region{'' if count == 1 else 's'})"
 
     @property
@@ -129,7 +128,6 @@ class Segments:
 
     @cached_property
     def _fine(self) -> NDArray[np.int32]:
-        """The leaves of the hierarchy at the resolution of the photograph."""
         assert self.regions is not None
         return refine_labels(self.regions, self.pixels, self.contours)
 
@@ -151,8 +149,8 @@ class Segments:
         k = int(small.max()) + 1
         if names and len(names) != k:
             raise ShapeError(f"{len(names)} names were given for {k} regions. Give one per region, or none.")
-        none: dict[str, Any] = {"contours": None, "regions": None, "hierarchy": None}
-        return replace(self, ks=(k,), clusterings={k: small}, names=tuple(names), **none)
+        gone = dict.fromkeys(("contours", "regions", "hierarchy"))
+        return replace(self, ks=(k,), clusterings={k: small}, names=tuple(names), **gone)  # type: ignore[arg-type]
 
     def count(self, k: int | None = None) -> int:
         """The number of regions of :meth:`labels`."""
@@ -326,18 +324,37 @@ def segment_photograph(
     """Segment one picture: :func:`segment` without lists and folders, with a model that is loaded."""
     started = time.perf_counter()
     ks = check_options(model, ks, side, scales)
-    picture, name = read_input(x)
-    path = Path(x) if isinstance(x, (str, Path)) else None
-    small = shrink(picture.pixels, side)
+    photo = prepare(x, side)
     if isinstance(model, DeepNCuts):
         device = next(model.parameters()).device
-        maps = model.cluster(small.to(device).unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32).cpu().numpy()
-        seconds, clusterings = time.perf_counter() - started, dict(zip(ks, maps, strict=True))
-        return Segments(picture.pixels, ks, True, seconds, clusterings=clusterings, name=name, path=path,
-                        note=picture.note)  # fmt: skip
-    contours = None if model is None else network_contours(model, small.unsqueeze(0), scales)[0]
-    before = time.perf_counter() - started
-    return divide(picture, small, contours, threshold_of(model), ks, name=name, path=path, before=before)
+        maps = model.cluster(photo.small.to(device).unsqueeze(0), ks, seed=seed).labels[0].to(torch.int32)
+        clusterings = dict(zip(ks, maps.cpu().numpy(), strict=True))
+        seconds = time.perf_counter() - started
+        return Segments(photo.pixels, ks, True, seconds, clusterings=clusterings, **photo.origin)
+    contours = None if model is None else network_contours(model, photo.small.unsqueeze(0), scales)[0]
+    return divide(photo, contours, threshold_of(model), ks, time.perf_counter() - started)
+
+
+class Prepared(NamedTuple):
+    """A picture that was read.
+
+    Attributes:
+        pixels: (h, w, 3) bytes.
+        small: (3, h', w') the same, reduced to the size at which it is segmented.
+        origin: ``name``, ``path`` and ``note`` of :class:`Segments`.
+    """
+
+    pixels: NDArray[np.uint8]
+    small: Tensor
+    origin: dict[str, Any]
+
+
+def prepare(x: Any, side: int) -> Prepared:
+    """Read a picture and reduce it to a longer side of at most ``side`` pixels."""
+    picture, name = read_input(x)
+    path = Path(x) if isinstance(x, (str, Path)) else None
+    origin = {"name": name, "path": path, "note": picture.note}
+    return Prepared(picture.pixels, shrink(picture.pixels, side), origin)
 
 
 def check_options(
@@ -392,30 +409,17 @@ def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 
 def divide(
-    picture: Picture,
-    small: Tensor,
-    contours: NDArray[np.float32] | None,
-    threshold: float,
-    ks: tuple[int, ...],
-    *,
-    name: str,
-    path: Path | None,
-    before: float,
+    photo: Prepared, contours: NDArray[np.float32] | None, threshold: float, ks: tuple[int, ...], seconds: float
 ) -> Segments:
-    """Build the hierarchy of a picture from contours, or from the gradients of its reduced copy (3, h', w').
-
-    ``before`` are the seconds spent so far.
-    """
+    """Build the hierarchy of a picture from contours, or from its gradients; ``seconds`` were spent before."""
     started, network = time.perf_counter(), contours is not None
     if contours is None:
-        contours = gradient_contours(small.permute(1, 2, 0).numpy())
+        contours = gradient_contours(photo.small.permute(1, 2, 0).numpy())
     regions = watershed_regions(contours)
     tree = merge_contours(regions, contours)
-    seconds = before + time.perf_counter() - started
-    return Segments(
-        picture.pixels, ks, network, seconds, threshold, contours.astype(np.float16), regions, tree,
-        name=name, path=path, note=picture.note,
-    )  # fmt: skip
+    seconds += time.perf_counter() - started
+    strengths = contours.astype(np.float16)
+    return Segments(photo.pixels, ks, network, seconds, threshold, strengths, regions, tree, **photo.origin)
 
 
 def read_input(x: Any) -> tuple[Picture, str]:
