@@ -26,8 +26,7 @@ from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.devices import choose_device
-from matbackprop.vision.files import atomic_write, read_json
-from matbackprop.vision.training.run_folder import is_number
+from matbackprop.vision.files import atomic_write, is_number, read_json
 from matbackprop.vision.versions import git_revision, package_versions
 
 _SAMPLE_SECONDS = 0.002

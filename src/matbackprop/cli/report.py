@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import tyro
 
 from matbackprop.errors import DataError
+from matbackprop.vision.files import is_number
 from matbackprop.vision.report.html import write_report
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.training.run_folder import RunFolder, is_number
+from matbackprop.vision.training.run_folder import RunFolder
 
 
 @dataclass

@@ -86,6 +86,11 @@ def plain_numbers(value: Any) -> Any:
     return value
 
 
+def is_number(value: Any) -> bool:
+    """Return whether a value from JSON is a finite number, small enough to be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+
+
 def show(value: Any, length: int = 60) -> str:
     """Return a value from a file, shortened for a message.
 

@@ -160,8 +160,8 @@ def segment_files(
                     path, result = done.popleft()
                     yield path, result.result()
         finally:
-            for *_, future in (*reading, *done):
-                future.cancel()
+            for pending in (*(read for *_, read in reading), *(result for _, result in done)):
+                pending.cancel()
 
 
 def _finish(finish: Callable[[Segments, str], T], stem: str, *arguments: Any) -> T:

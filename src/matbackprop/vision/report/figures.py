@@ -18,13 +18,13 @@ import numpy as np
 from cycler import cycler
 from matplotlib import font_manager
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import uniform_filter1d
 
 from matbackprop.errors import ShapeError
+from matbackprop.vision.files import is_number
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
@@ -34,8 +34,6 @@ INK = "#1d2025"
 MUTED = "#6b7280"
 GRID = "#e3e6ea"
 SURFACE = "#ffffff"
-CONTINUOUS = LinearSegmentedColormap.from_list("matbackprop", ["#f4f7fb", "#9cc3f0", "#2f7de1", "#16407c"])
-"""One hue from light to dark for magnitudes such as a confusion matrix."""
 
 _FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 _RC: Any = {
@@ -151,26 +149,19 @@ def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
         {'loss': ['train/loss', 'val/loss'], 'layer rank': ['layer/rank']}
     """
     panels: dict[str, list[str]] = {}
-    for row in metrics:
-        for name, value in row.items():
-            if name in _BOOKKEEPING or isinstance(value, bool) or not isinstance(value, (int, float)):
-                continue
+    for name in dict.fromkeys(name for row in metrics for name, value in row.items() if is_number(value)):
+        if name not in _BOOKKEEPING:
             stage, _, rest = name.partition("/")
             title = (rest if stage in _STAGES and rest else name).replace("/", " ").replace("_", " ")
-            names = panels.setdefault(title, [])
-            if name not in names:
-                names.append(name)
-    return dict(sorted(panels.items(), key=lambda panel: _importance(*panel)))
+            panels.setdefault(title, []).append(name)
 
+    def rank(title: str) -> int:
+        if title in ("loss", "learning rate", "steps per second"):
+            return 0 if title == "loss" else 4
+        stages = {name.partition("/")[0] for name in panels[title]}
+        return 1 if stages & {"val", "test"} else 2 if "train" in stages else 3
 
-def _importance(title: str, names: Sequence[str]) -> int:
-    """Sort key of a panel; equal keys keep the order of appearance."""
-    if title == "loss":
-        return 0
-    if title in ("learning rate", "steps per second"):
-        return 4
-    stages = {name.partition("/")[0] for name in names}
-    return 1 if stages & {"val", "test"} else 2 if "train" in stages else 3
+    return {title: panels[title] for title in sorted(panels, key=rank)}
 
 
 @styled
@@ -285,7 +276,7 @@ def confusion_matrix(
     fraction = array / np.maximum(array.sum(1, keepdims=True), 1)
     side = float(np.clip(0.42 * k + 1.2, 3.4, 12.0))
     fig, (ax,) = figure(width=side + 0.9, height=side)
-    image = ax.imshow(fraction, cmap=CONTINUOUS, vmin=0, vmax=1)
+    image = ax.imshow(fraction, cmap="Blues", vmin=0, vmax=1)
     size = float(np.clip(130 / k, 3.5, 8.5))
     ax.set_xticks(range(k), names, rotation=90 if k > 6 else 30, ha="center" if k > 6 else "right", fontsize=size)
     ax.set_yticks(range(k), names, fontsize=size)

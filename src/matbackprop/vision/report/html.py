@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from matbackprop.errors import DataError
 from matbackprop.vision.data.pictures import open_picture
-from matbackprop.vision.files import atomic_write, read_bytes
+from matbackprop.vision.files import atomic_write, is_number, read_bytes
 from matbackprop.vision.report.figures import curve_panels, curves, svg
 from matbackprop.vision.report.tables import Table, format_number
 
@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 GLOSSARY = {
     "loss": "training objective, mean over regions or images",
     "objective": "normalized-cut objective: distance between the span of the features and that of the human regions",
-    "boundary": "cross-entropy of the borders between superpixels with the fraction of annotators who draw them",
-    "alignment": "the same normalized by the dimensions, from 0 (equal spans) to 1 (orthogonal spans)",
-    "best": "covering of the human regions, by the best segmentation and for the best annotator",
-    "average": "the same for the best segmentation, mean over annotators",
     "error": "percent of the regions whose most likely class is wrong",
     "error_large": "the same for regions of at least 400 pixels",
-    "accuracy": "fraction of the items whose most likely class is right",
     "gradient_norm": "norm of the gradient; under layer/, of the gradient of the structured layer's output",
     "rank": "number of eigenvalues that are not negligible relative to the largest",
     "eigen_max": "largest eigenvalue of the features' Gram matrix",
@@ -139,7 +134,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str,
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if is_number(value):
         return format_number(value)
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return shlex.join(value)  # the command
@@ -152,7 +147,7 @@ def _key_value(values: Mapping[str, Any]) -> Table:
 
 def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
     """Return the headline numbers: the best score, then metrics (``val/error``), then the rest."""
-    flat = {k: v for k, v in _flatten(summary) if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    flat = {k: v for k, v in _flatten(summary) if is_number(v)}
     best = {f"best {summary['best_metric']}": flat.pop("best")} if "best_metric" in summary and "best" in flat else {}
     measures_first = dict(sorted(flat.items(), key=lambda item: "/" not in item[0]))
     return dict(list((best | measures_first).items())[:_HEADLINES])
@@ -164,7 +159,7 @@ def _facts(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, A
     facts = [f"seed {versions['seed']}"] if "seed" in versions else []
     if metrics:
         facts.append(f"{max(int(row.get('step', 0)) for row in metrics)} steps")
-    times = [row["time"] for row in metrics if isinstance(row.get("time"), (int, float))]
+    times = [row["time"] for row in metrics if is_number(row.get("time"))]
     if len(times) > 1:
         facts.append(str(timedelta(seconds=round(max(times) - min(times)))))
     if versions.get("git"):

@@ -153,8 +153,8 @@ class Table:
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        options = {"title": self.title or None, "caption": self.note or None}
-        table = RichTable(box=box.SIMPLE_HEAD, title_justify="left", **options)
+        title, note = self.title or None, self.note or None
+        table = RichTable(box=box.SIMPLE_HEAD, title=title, caption=note, title_justify="left")
         for name, right in zip(self.columns, self._right_aligned(), strict=True):
             table.add_column(escape(name), justify="right" if right else "left")
         for cells in self._texts(escape, "[bold]{}[/bold]"):

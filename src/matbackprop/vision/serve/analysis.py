@@ -69,25 +69,22 @@ class Analysis:
     """A segmented photograph, the height that is shown, and the visitor's edits.
 
     Attributes:
-        segments: the segmentation.
-        regions: (h', w') leaves of the hierarchy.
-        tree: the hierarchy over S leaves.
+        segments: the segmentation, with a hierarchy over S leaves.
         height: merges up to this height are applied.
         edits: edits in order, applied at every height.
         past: earlier values of ``edits``, for undo.
     """
 
     segments: Segments
-    regions: NDArray[np.int32]
-    tree: Hierarchy
     height: float
     edits: tuple[Edit, ...] = ()
     past: tuple[tuple[Edit, ...], ...] = ()
 
     @property
-    def photograph(self) -> Pixels:
-        """(h, w, 3) bytes."""
-        return self.segments.pixels
+    def tree(self) -> Hierarchy:
+        """The hierarchy."""
+        assert self.segments.hierarchy is not None
+        return self.segments.hierarchy
 
     @cached_property
     def leaves(self) -> NDArray[np.int32]:
@@ -97,8 +94,7 @@ class Analysis:
     @cached_property
     def partition(self) -> NDArray[np.int32]:
         """(S,) the region of each leaf: the level of the hierarchy with the edits."""
-        count = self.tree.count - int(np.searchsorted(self.tree.heights, self.height, side="right"))
-        labels = self.tree.levels([max(count, 1)])[0].astype(np.int64)
+        labels = self.tree.levels([self.tree.regions_at(self.height)])[0].astype(np.int64)
         for action, leaves, _ in self.edits:
             if action == "split":
                 labels = 2 * labels + leaves
@@ -169,9 +165,13 @@ class Analysis:
         flat = self.partition[self.leaves].ravel()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
         lengths = np.diff(starts, append=flat.size)
-        pictures = {"contours": self._contours, "heights": self._heights}
+        if view == "contours":
+            photo = self._ink(self.segments.contours)
+        elif view == "heights":
+            borders = self.segments.ucm()
+            photo = self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
         return {
-            "photo": pictures[view]() if view in pictures else photo,
+            "photo": photo,
             "alt": f"{self.segments.name} divided into {self.count} region{'' if self.count == 1 else 's'}",
             "width": self.leaves.shape[1],
             "height": self.leaves.shape[0],
@@ -181,15 +181,7 @@ class Analysis:
             "time": time.monotonic(),
         }
 
-    def _contours(self) -> str:
-        assert self.segments.contours is not None
-        return self._ink(self.segments.contours)
-
-    def _heights(self) -> str:
-        borders = self.segments.ucm()
-        return self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
-
-    def _ink(self, strength: NDArray[Any]) -> str:
+    def _ink(self, strength: Any) -> str:
         """A map (h', w') in [0, 1] as the address of a picture; high values are dark."""
         bytes_ = (255 * (1 - np.clip(strength, 0, 1))).round().astype(np.uint8)
         height, width = self.leaves.shape
@@ -204,7 +196,7 @@ class Analysis:
         """
         shown = self.segments
         if kind not in ("npz", "ucm2"):
-            shown = shown.with_regions(self.partition[self.regions], self.names if any(self.names) else ())
+            shown = shown.with_regions(self.partition[shown.regions], self.names if any(self.names) else ())
         files = list(shown.save(folder, formats=[kind]).values())
         if len(files) == 1:
             return files[0]
@@ -232,6 +224,6 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
         2
     """
     segments = replace(segment_photograph(photograph, model), name=name)
-    if segments.hierarchy is None or segments.regions is None:
+    if segments.hierarchy is None:
         raise ConfigurationError("This model has no hierarchy of regions. Choose a contour network.")
-    return Analysis(segments, segments.regions, segments.hierarchy, segments.threshold)
+    return Analysis(segments, segments.threshold)

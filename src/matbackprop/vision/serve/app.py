@@ -243,7 +243,7 @@ class _Events:
             if action != "name":
                 return analysis.edited(x, y, action)
             if self.classify:
-                guesses.update(self.classify(analysis.photograph, analysis.mask(x, y)))
+                guesses.update(self.classify(analysis.segments.pixels, analysis.mask(x, y)))
             return analysis.named(x, y, name or max(guesses, key=guesses.__getitem__, default=""))
 
         return *self.change(visit, view, edit), guesses or None

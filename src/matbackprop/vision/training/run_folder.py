@@ -31,7 +31,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
-from matbackprop.vision.files import atomic_write, plain_numbers, read_json, shorten, show
+from matbackprop.vision.files import atomic_write, is_number, plain_numbers, read_json, shorten, show
 from matbackprop.vision.versions import versions
 
 log = logging.getLogger("matbackprop")
@@ -224,8 +224,3 @@ class RunFolder:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write the final numbers."""
         atomic_write(self.summary_path, json.dumps(plain_numbers(summary), indent=2) + "\n")
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value from JSON is a finite number, small enough to be drawn."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
