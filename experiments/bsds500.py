@@ -27,7 +27,7 @@ from scipy.io import savemat
 
 from experiments import runs
 from experiments.baselines import HUMANS, run_baseline
-from experiments.runs import ExperimentConfig, Results, Run
+from experiments.runs import ExperimentConfig, Measured, Results, Run
 from experiments.table2 import Images
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
@@ -52,7 +52,7 @@ from matbackprop.vision.metrics import (
 from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.report.figures import lines, segmentation_grid
-from matbackprop.vision.report.tables import Measured, Table
+from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contours, watershed_regions
 from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe

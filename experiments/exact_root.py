@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Results, Run, interval_text
+from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.cache import cache_key, dataset_folder, default_cache_folder
@@ -27,7 +27,7 @@ from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
 from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, place_regions
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
-from matbackprop.vision.report.tables import Measured, Table
+from matbackprop.vision.report.tables import Table
 
 SIDE, MARGIN, EPS = 224, 0.2, 1e-3
 TAPS = {"efficientnet-lite2": "stage7", "tiny-vit": "layer3"}

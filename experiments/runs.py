@@ -14,7 +14,7 @@ import logging
 import shlex
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,12 +22,12 @@ from typing import Any, Literal
 
 import torch
 
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.configuration import to_json
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.progress import log_on_screen
-from matbackprop.vision.report.tables import Table
+from matbackprop.vision.report.tables import Table, format_number
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.versions import versions
 
@@ -46,6 +46,42 @@ PICTURES = {".jpg", ".jpeg", ".png", ".bmp"}
 READABLE = PICTURES | {".mat", ".seg", ".json", ".npy", ".npz"}
 
 Run = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean with its spread over repetitions.
+
+    Args:
+        mean: the mean.
+        spread: the standard deviation, or ``None`` for one repetition.
+
+    Example:
+        >>> str(Measured.of([0.74, 0.75, 0.76]))
+        '0.75 ± 0.01'
+        >>> f"{Measured.of([25.31]):.1f}"
+        '25.3'
+    """
+
+    mean: float
+    spread: float | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measured:
+        """Mean and sample standard deviation of ``values``; no spread for a single value."""
+        if not values:
+            raise ShapeError("values is empty. Pass at least one value.")
+        return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __format__(self, spec: str) -> str:
+        mean = format_number(self.mean, spec)
+        return mean if self.spread is None else f"{mean} ± {format_number(self.spread, spec)}"
+
+    def __float__(self) -> float:
+        return self.mean
+
+    def __str__(self) -> str:
+        return format(self)
 
 
 @dataclass

@@ -22,12 +22,12 @@ import torch
 
 from experiments import runs
 from experiments.networks import ADDED, sift_o2p
-from experiments.runs import ExperimentConfig, Results, Run, interval_text
+from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.report import figures
-from matbackprop.vision.report.tables import Measured, Table
+from matbackprop.vision.report.tables import Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.o2p import LARGE, build, save_predictions

@@ -1,4 +1,4 @@
-"""Segmenting sets of images and files gives the maps of single images, in any process."""
+"""Segmenting sets of files gives the maps of single images, in any process."""
 
 from pathlib import Path
 
@@ -8,33 +8,15 @@ import torch
 from PIL import Image
 
 from matbackprop.errors import DataError
-from matbackprop.vision.data.bsds import BSDSSample, prepare_image
-from matbackprop.vision.inference.image_sets import segment_files, segment_images
+from matbackprop.vision.inference.image_sets import segment_files
 from matbackprop.vision.inference.segmenting import segment_photograph
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
 
 def picture(h, w, seed):
     tiles = torch.rand(1, 3, 6, 8, generator=torch.Generator().manual_seed(seed))
     image = torch.nn.functional.interpolate(tiles, size=(h, w), mode="bicubic").clamp(0, 1)[0]
     return (image * 255).byte()
-
-
-def test_batched_clusterings_equal_single_images():
-    sizes = [(48, 64), (64, 48), (48, 64), (48, 64), (64, 48)]
-    samples = [BSDSSample(f"i{n}", picture(h, w, n), []) for n, (h, w) in enumerate(sizes)]
-    images = [prepare_image(one, 16) for one in samples]
-    torch.manual_seed(0)
-    model = DeepNCuts.variant("alexnet-relu5", hidden=8)
-    labels = segment_images(model, images, ks=(2, 5), batch_size=2).labels
-    assert set(labels) == {one.id for one in images}
-    for one in images:
-        expected = model.cluster(torch.from_numpy(one.image)[None], (2, 5)).labels[0]
-        assert labels[one.id].dtype == np.int32 and np.array_equal(labels[one.id], expected)
-
-
-# --------------------------------------------------------------------------------------------------------------- files
 
 
 def keep(segments, stem):

@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 import pytest
 from rich.console import Console
 
+from experiments.runs import Measured
 from matbackprop.errors import ShapeError
-from matbackprop.vision.report.tables import Measured, Table, format_number
+from matbackprop.vision.report.tables import Table, format_number
 
 
 class _Cells(HTMLParser):

@@ -14,7 +14,6 @@ from matbackprop.vision.data.bsds import (
     pad_stack,
     prepare_image,
 )
-from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.training.config import (
     NCUTS_PRESETS,
@@ -73,8 +72,8 @@ def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
     images = [prepare_image(sample(annotators=0), 16)]
     with pytest.raises(DataError, match="Image 'a'"):
         PreparedSource(images, None, 0)
-    model = NCutsModule(tiny()).model
-    assert segment_images(model, images, ks=(2, 3)).labels["a"].shape == (2, 48, 64)
+    labels = NCutsModule(tiny()).model.cluster(torch.from_numpy(images[0].image)[None], (2, 3)).labels
+    assert labels.shape == (1, 2, 48, 64)
 
 
 def test_padding():

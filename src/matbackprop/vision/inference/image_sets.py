@@ -1,4 +1,4 @@
-"""Segment many images: batches of one size through the network, the rest in processes."""
+"""Segment many files: batches of one size through the network, the rest in processes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
-from matbackprop.vision.data.bsds import PreparedImage
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.segmenting import (
     Prepared,
@@ -26,64 +23,11 @@ from matbackprop.vision.inference.segmenting import (
     threshold_of,
 )
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.workers import Workers
 
 T = TypeVar("T")
 _READERS = 4
 _FEW = 8  # for fewer pictures, starting processes takes longer than they save
-
-
-class Segmented(NamedTuple):
-    """Segmentations of a set of images.
-
-    Attributes:
-        labels: id → (n, h, w) int32 label maps.
-        seconds: wall time from decoded images in memory to all label maps in memory.
-    """
-
-    labels: dict[str, NDArray[np.int32]]
-    seconds: float
-
-
-def segment_images(
-    model: DeepNCuts,
-    images: Sequence[PreparedImage],
-    *,
-    ks: Sequence[int] = CLUSTER_KS,
-    space: str | None = None,
-    batch_size: int = 8,
-    seed: int = 0,
-    precision: torch.dtype = torch.float32,
-) -> Segmented:
-    """Segment every image at its full size by clustering, as the paper does.
-
-    Args:
-        model: on the device to use; it is put into evaluation mode.
-        images: decoded images.
-        ks: numbers of clusters.
-        space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configuration's.
-        batch_size: images of one size that go through the network together.
-        seed: of K-means.
-        precision: bfloat16 runs the network under autocast.
-    """
-    model.eval()
-    device = next(model.parameters()).device
-    half = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
-    groups: dict[tuple[int, int], list[PreparedImage]] = {}
-    for image in images:
-        groups.setdefault(image.size, []).append(image)
-    batches = [group[s : s + batch_size] for group in groups.values() for s in range(0, len(group), batch_size)]
-    pixels = [torch.from_numpy(np.stack([image.image for image in batch])) for batch in batches]
-    started = time.perf_counter()
-    labels: dict[str, NDArray[np.int32]] = {}
-    for batch, stack in zip(batches, pixels, strict=True):
-        with half:
-            maps = model.cluster(stack.to(device), ks, seed=seed, space=space).labels
-        for image, one in zip(batch, maps.to(torch.int32).cpu().numpy(), strict=True):
-            labels[image.id] = one
-    return Segmented(labels, time.perf_counter() - started)
 
 
 def segment_files(
@@ -160,8 +104,10 @@ def segment_files(
                     path, result = done.popleft()
                     yield path, result.result()
         finally:
-            for pending in (*(read for *_, read in reading), *(result for _, result in done)):
-                pending.cancel()
+            for *_, read in reading:
+                read.cancel()
+            for _, result in done:
+                result.cancel()
 
 
 def _finish(finish: Callable[[Segments, str], T], stem: str, *arguments: Any) -> T:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, SupportsFloat
 
 from matbackprop.errors import ShapeError
 
@@ -15,40 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A mean with its spread over repetitions.
-
-    Args:
-        mean: the mean.
-        spread: the standard deviation, or ``None`` for one repetition.
-
-    Example:
-        >>> str(Measured.of([0.74, 0.75, 0.76]))
-        '0.75 ± 0.01'
-        >>> f"{Measured.of([25.31]):.1f}"
-        '25.3'
-    """
-
-    mean: float
-    spread: float | None = None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Measured:
-        """Mean and sample standard deviation of ``values``; no spread for a single value."""
-        if not values:
-            raise ShapeError("values is empty. Pass at least one value.")
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
-
-    def __format__(self, spec: str) -> str:
-        mean = format_number(self.mean, spec)
-        return mean if self.spread is None else f"{mean} ± {format_number(self.spread, spec)}"
-
-    def __str__(self) -> str:
-        return format(self)
-
-
-Cell = str | int | float | bool | Measured | None
+Cell = str | SupportsFloat | None
 
 
 def format_number(value: float, spec: str = "") -> str:
@@ -75,7 +41,7 @@ class Table:
 
     Args:
         columns: the column names.
-        rows: the cells, row by row: text, numbers, :class:`Measured` or ``None`` for an empty cell.
+        rows: the cells, row by row: text, numbers, or ``None`` for an empty cell.
         title: a line above the table.
         note: a line below it.
         formats: column name → format specification of its numbers, such as ``".1f"``.
@@ -169,8 +135,6 @@ class Table:
 
 
 def _number(cell: Cell) -> float | None:
-    if isinstance(cell, Measured):
-        return cell.mean
     return None if cell is None or isinstance(cell, (str, bool)) else float(cell)
 
 
@@ -179,7 +143,7 @@ def _text(cell: Cell, spec: str) -> str:
         return cell or ""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return format(cell, spec) if isinstance(cell, Measured) else format_number(cell, spec)
+    return format_number(cell, spec) if isinstance(cell, (int, float)) else format(cell, spec)
 
 
 def _escape_pipes(text: str) -> str:

@@ -13,7 +13,6 @@ from rich.console import Console
 from matbackprop.vision.configuration import Count, Natural, configuration, merge
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.inference import segment
-from matbackprop.vision.inference.image_sets import segment_images
 from matbackprop.vision.metrics.evaluation import evaluate_segmentations
 from matbackprop.vision.report.figures import segmentation_grid
 from matbackprop.vision.report.html import Page
@@ -144,10 +143,11 @@ def _accuracy(system: Any, data: Any) -> float:
 
 
 def _covering(system: Any, data: Any) -> float:
-    found = segment_images(system.model, data.validation[:_SCORED]).labels
+    model = system.model.eval().cpu()
+    images = data.validation[:_SCORED]
+    found = {one.id: list(model.cluster(torch.from_numpy(one.image)[None]).labels[0]) for one in images}
     truth = BSDS(data.config.folder(), "train", ids=list(found))
-    segmentations = {name: list(maps) for name, maps in found.items()}
-    scores = evaluate_segmentations(segmentations, {name: truth.segmentations(name) for name in found})
+    scores = evaluate_segmentations(found, {name: truth.segmentations(name) for name in found})
     return float(scores["paper_average"])
 
 
