@@ -1,9 +1,5 @@
-"""A tiny system for the engine's tests: regression with dropout, keyed augmentation, momentum and a schedule.
+"""A tiny system for the engine's tests: regression with dropout, keyed augmentation, momentum and a schedule."""
 
-``python -m helpers.tiny_run RUN [--option value …]`` trains it in a separate process.
-"""
-
-import sys
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from matbackprop.vision.signals import RunInterrupted
+from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.config import EngineConfig
-from matbackprop.vision.training.engine import fit
+from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
 from matbackprop.vision.training.system import Data, System
 
@@ -114,40 +110,36 @@ def tiny_config(run, *, seed=3, max_epochs=3, **options) -> TinyConfig:
     return replace(TinyConfig(engine=engine), **own)
 
 
-def train(config: TinyConfig):
+def train(config: TinyConfig, kind=TinyModule):
     """Train and return (run folder, module)."""
-    from matbackprop.vision.training.engine import seed_all
-
     seed_all(config.engine.seed)
-    module = TinyModule(config)
-    run = fit(config, module, TinyData(config), name="tiny")
-    return run, module
+    module = kind(config)
+    return fit(config, module, TinyData(config), name="tiny"), module
 
 
-def train_groups(config):
-    """Train the module with groups and return (run folder, module)."""
-    from matbackprop.vision.training.engine import seed_all
-
-    seed_all(config.engine.seed)
-    module = GroupedModule(config)
-    run = fit(config, module, TinyData(config), name="tiny")
-    return run, module
+def last_checkpoint(run):
+    return load_checkpoint(run.checkpoints / "last.ckpt")
 
 
-def main() -> None:
-    run, *words = sys.argv[1:]
-    options = {}
-    for word in words:
-        key, value = word.split("=")
-        options[key] = type(_FIELDS[key])(value) if not isinstance(_FIELDS[key], bool) else value == "True"
-    torch.set_num_threads(1)
-    try:
-        train(tiny_config(run, **options))
-    except RunInterrupted as stop:
-        sys.exit(128 + stop.signum)
+def lines(run):
+    """The lines of metrics without times."""
+    drop = {"time", "train/steps_per_second"}
+    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
 
 
-_FIELDS = {**EngineConfig().__dict__, **{k: v for k, v in TinyConfig().__dict__.items() if k != "engine"}}
+def assert_equal_tensors(one, two):
+    assert one.keys() == two.keys()
+    for key in one:
+        assert torch.equal(one[key], two[key]), key
 
-if __name__ == "__main__":
-    main()
+
+def at_step(step, act, hook="training_step"):
+    """Call ``act()`` before a step, in this process only."""
+    original = getattr(TinyModule, hook)
+
+    def patched(self, batch):
+        if self.step == step:
+            act()
+        return original(self, batch)
+
+    setattr(TinyModule, hook, patched)

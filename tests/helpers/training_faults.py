@@ -23,7 +23,7 @@ from tempfile import mkdtemp
 import torch
 
 from helpers.slow_images import TracedImages
-from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
+from helpers.tiny_run import TinyData, assert_equal_tensors, at_step, last_checkpoint, lines, tiny_config, train
 from helpers.two_processes import run_two
 from matbackprop.cli import _Signals
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
@@ -81,21 +81,11 @@ def wait_for_step(process, run, step):
         time.sleep(0.001)
 
 
-def lines(run):
-    """The lines of metrics without times."""
-    drop = {"time", "train/steps_per_second"}
-    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
-
-
-def state(run):
-    return load_checkpoint(run.checkpoints / "last.ckpt")
-
-
 @cache
 def undisturbed(**options):
     """State and lines of metrics of an undisturbed run."""
     run, _ = train(tiny_config(Path(mkdtemp()) / "run", **(OPTIONS | options)))
-    return state(run), lines(run)
+    return last_checkpoint(run), lines(run)
 
 
 def assert_resumes(run, **options):
@@ -103,10 +93,9 @@ def assert_resumes(run, **options):
     ended = in_process(tiny_config(run.path, **(OPTIONS | options), resume=True))
     assert ended.code == 0, ended.said
     whole, whole_lines = undisturbed(**{k: v for k, v in options.items() if k != "pause"})
-    last = state(run)
+    last = last_checkpoint(run)
     assert last["global_step"] == whole["global_step"] == STEPS
-    for name, value in whole["state_dict"].items():
-        assert torch.equal(value, last["state_dict"][name]), name
+    assert_equal_tensors(whole["state_dict"], last["state_dict"])
     for one, two in zip(whole["optimizer"]["state"].values(), last["optimizer"]["state"].values(), strict=True):
         assert torch.equal(one["momentum_buffer"], two["momentum_buffer"])
     assert lines(run) == whole_lines
@@ -114,8 +103,7 @@ def assert_resumes(run, **options):
 
 
 def saved_step(run):
-    path = run.checkpoints / "last.ckpt"
-    return load_checkpoint(path)["global_step"] if path.exists() else 0
+    return last_checkpoint(run)["global_step"] if (run.checkpoints / "last.ckpt").exists() else 0
 
 
 # --------------------------------------------------------------------------------------------------------------- faults
@@ -165,23 +153,20 @@ def killed_while_saving(folder, draw):
 
 def interrupted(folder, draw):
     """SIGTERM, SIGINT or SIGHUP in a training or validation step."""
-    run, signum, step = RunFolder(folder / "run"), draw.choice(SIGNALS), draw.randrange(STEPS)
-    hook = draw.choice(["training_step", "validation_step"])
-    if hook == "validation_step":
-        step = draw.choice([STEPS // 2, STEPS])
+    signum, hook = draw.choice(SIGNALS), draw.choice(["training_step", "validation_step"])
+    interrupt(folder, signum, hook, draw.randrange(STEPS) if hook == "training_step" else draw.choice([6, STEPS]))
+
+
+def interrupt(folder, signum, hook, step):
+    run = RunFolder(folder / "run")
 
     def prepare():
-        original = getattr(TinyModule, hook)
-
-        def signalled(self, batch):
-            if self.step == step:
-                os.kill(os.getpid(), signum)
-            return original(self, batch)
-
-        setattr(TinyModule, hook, signalled)
+        at_step(step, lambda: os.kill(os.getpid(), signum), hook)
 
     ended = in_process(tiny_config(run.path, **OPTIONS, checkpoint_min_seconds=1e9), prepare)
     assert ended.code == 128 + signum and SAVED in ended.said and "--resume" in ended.said
+    log = run.log_path.read_text()
+    assert signal.Signals(signum).name in log and "--resume" in log
     assert saved_step(run) == step + (hook == "training_step"), "a step is lost"
     assert_resumes(run, checkpoint_min_seconds=1e9)
 
@@ -261,7 +246,7 @@ def damaged_checkpoint(folder, draw):
 
 
 def changed_configuration(folder, draw):
-    """Another configuration is refused, with the field that differs."""
+    """Another configuration is rejected, with the field that differs."""
     name, value = draw.choice([("batch", 8), ("dropout", 0.1), ("seed", 9), ("gradient_clip", 0.5)])
     run = RunFolder(folder / "run")
     _killed_at(run, draw.randrange(1, STEPS))
@@ -280,17 +265,18 @@ def _killed_at(run, step):
 
 
 def two_runs_in_one_folder(folder, draw):
-    """A second process is refused, and the first is not affected."""
-    run, step = RunFolder(folder / "run"), draw.randrange(1, 7)
-    option = draw.choice([{"resume": True}, {"overwrite": True}, {}])
+    """A second process is rejected, and the first is not affected."""
+    run, step = RunFolder(folder / "run"), draw.randrange(1, 4)
 
     def second(process, run):
         wait_for_step(process, run, step)
-        ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.02, **option))
-        assert ended.code == 2 and "Another process is training" in ended.said
+        for options in ({"resume": True}, {"overwrite": True}, {}):
+            ended = in_process(tiny_config(run.path, **OPTIONS, pause=0.1, **options))
+            assert ended.code == 2 and ended.said.startswith(ConfigurationError.__name__)
+            assert "Another process is training in" in ended.said
 
-    assert in_process(tiny_config(run.path, **OPTIONS, pause=0.02), meanwhile=second).code == 0
-    assert_resumes(run, pause=0.02)
+    assert in_process(tiny_config(run.path, **OPTIONS, pause=0.1), meanwhile=second).code == 0
+    assert_resumes(run, pause=0.1)
 
 
 def clock_goes_backwards(folder, draw):
@@ -335,23 +321,15 @@ def one_process_of_two_killed(folder, draw):
     run, victim, step = RunFolder(folder / "run"), draw.randrange(2), draw.randrange(2, STEPS)
 
     def prepare(rank):
-        original = TinyModule.training_step
-
-        def dying(self, batch):
-            if self.step == step and rank == victim:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(self, batch)
-
-        TinyModule.training_step = dying
+        at_step(step, lambda: rank == victim and os.kill(os.getpid(), signal.SIGKILL))
 
     codes = run_two(tiny_config(run.path, **options), prepare)
     assert codes[victim] == -signal.SIGKILL and codes[1 - victim] not in (0, None)
     assert saved_step(run) >= step - 2
     assert run_two(tiny_config(run.path, **options, resume=True)) == [0, 0]
     assert run_two(tiny_config(folder / "whole", **options)) == [0, 0]
-    ends = [state(RunFolder(folder / name)) for name in ("run", "whole")]
-    for name, value in ends[0]["state_dict"].items():
-        assert torch.equal(value, ends[1]["state_dict"][name])
+    ends = [last_checkpoint(RunFolder(folder / name)) for name in ("run", "whole")]
+    assert_equal_tensors(ends[0]["state_dict"], ends[1]["state_dict"])
     assert lines(run) == lines(RunFolder(folder / "whole"))
 
 

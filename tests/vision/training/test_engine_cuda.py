@@ -6,21 +6,15 @@ import os
 import pytest
 import torch
 
-from helpers.tiny_run import TinyData, TinyModule, tiny_config, train_groups
+from helpers.tiny_run import GroupedModule, TinyModule, last_checkpoint, tiny_config, train
 from matbackprop.errors import NonFiniteError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.config import get_recipe
-from matbackprop.vision.training.engine import fit, run_recipe, seed_all
+from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.cuda
-
-
-def train(module_class, config):
-    seed_all(3)
-    module = module_class(config)
-    return fit(config, module, TinyData(config), name="tiny"), module
 
 
 def test_no_step_synchronizes(tmp_path):
@@ -32,7 +26,7 @@ def test_no_step_synchronizes(tmp_path):
 
     config = tiny_config(tmp_path / "run", accelerator="gpu", items=128, max_epochs=1, log_every=50, guard_every=50)
     try:
-        run, _ = train(Strict, config)
+        run, _ = train(config, Strict)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert run.read_summary()["steps"] == 32
@@ -43,7 +37,7 @@ def test_a_bad_batch_is_found_although_flags_are_read_late(tmp_path, every):
     messages = []
     for device, options in {"cpu": {}, "gpu": {"accelerator": "gpu", "guard_every": every}}.items():
         with pytest.raises(NonFiniteError) as caught:
-            train(TinyModule, tiny_config(tmp_path / device, poison=5, **options))
+            train(tiny_config(tmp_path / device, poison=5, **options))
         messages.append(str(caught.value).split(". ")[0])
     assert messages[0] == messages[1]  # step, epoch and batch
     for path in RunFolder(tmp_path / "gpu").checkpoints.iterdir():
@@ -56,11 +50,11 @@ def test_optimizers_are_fused_also_after_resuming_a_run_of_the_cpu(tmp_path):
             self.optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, fused=self.device.type == "cuda")
             return self.optimizer, None
 
-    _, module = train(Adam, tiny_config(tmp_path / "run", max_epochs=1))
+    _, module = train(tiny_config(tmp_path / "run", max_epochs=1), Adam)
     assert not module.optimizer.param_groups[0]["fused"]
     for epochs in (2, 3):
         config = tiny_config(tmp_path / "run", max_epochs=epochs, accelerator="gpu", resume=True)
-        run, module = train(Adam, config)
+        run, module = train(config, Adam)
         assert module.optimizer.param_groups[0]["fused"]
         assert all(state["step"].is_cuda for state in module.optimizer.state.values())
         assert run.read_summary()["steps"] == 6 * epochs
@@ -82,7 +76,7 @@ def curve(run, name="train/loss"):
 
 
 def weights(run):
-    return load_checkpoint(run.checkpoints / "last.ckpt")["state_dict"]
+    return last_checkpoint(run)["state_dict"]
 
 
 @pytest.mark.filterwarnings("default")
@@ -90,11 +84,11 @@ def test_ddp_with_one_process_equals_auto_and_resumes(tmp_path, environment):
     common = {"dropout": 0.0, "gradient_clip": 0.2, "accelerator": "gpu", "devices": "1"}
     runs = {}
     for name in ("auto", "ddp"):
-        runs[name], _ = train_groups(tiny_config(tmp_path / name, strategy=name, max_epochs=4, **common))
+        runs[name], _ = train(tiny_config(tmp_path / name, strategy=name, max_epochs=4, **common), GroupedModule)
     assert not torch.distributed.is_initialized()
     parts = tmp_path / "parts"
-    train_groups(tiny_config(parts, strategy="ddp", max_epochs=2, **common))
-    runs["parts"], _ = train_groups(tiny_config(parts, strategy="auto", max_epochs=4, resume=True, **common))
+    train(tiny_config(parts, strategy="ddp", max_epochs=2, **common), GroupedModule)
+    runs["parts"], _ = train(tiny_config(parts, strategy="auto", max_epochs=4, resume=True, **common), GroupedModule)
     for name in ("ddp", "parts"):
         for value in ("train/loss", "train/gradient_norm", "val/loss"):
             assert curve(runs[name], value) == pytest.approx(curve(runs["auto"], value), rel=1e-8), (name, value)

@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from helpers.tiny_run import TinyModule, tiny_config, train
+from helpers.tiny_run import assert_equal_tensors, at_step, last_checkpoint, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
@@ -29,26 +28,10 @@ def test_loss_curve_equals_that_of_one_process_with_the_doubled_batch(tmp_path, 
         assert len(curves[0]) == len(curves[1]) >= 2
         assert [s for s, _ in curves[0]] == [s for s, _ in curves[1]]
         assert [v for _, v in curves[1]] == pytest.approx([v for _, v in curves[0]], rel=1e-10)
-    last = load_checkpoint(two.checkpoints / "last.ckpt")["state_dict"]
+    last = last_checkpoint(two)["state_dict"]
     for key, value in module.state_dict().items():
         torch.testing.assert_close(last[key], value, rtol=1e-10, atol=1e-12)
     assert two.read_summary()["processes"] == 2
-
-
-def _at_step(number, act):
-    """Let every process call ``act(rank)`` before a step."""
-
-    def prepare(rank):
-        original = TinyModule.training_step
-
-        def step(self, batch):
-            if self.step == number:
-                act(rank)
-            return original(self, batch)
-
-        TinyModule.training_step = step
-
-    return prepare
 
 
 @pytest.mark.quick(1)
@@ -65,10 +48,9 @@ def test_two_processes_resume_exactly(tmp_path, act, codes, saved):
     options = {"max_epochs": 2, "checkpoint_every_steps": 2, "guard_every": 2, "items": 64}
     options |= DISTRIBUTED
     assert run_two(tiny_config(tmp_path / "whole", **options)) == [0, 0]
-    assert run_two(tiny_config(tmp_path / "parts", **options), _at_step(5, act)) == codes
-    assert load_checkpoint(tmp_path / "parts" / "checkpoints" / "last.ckpt")["global_step"] == saved
+    assert run_two(tiny_config(tmp_path / "parts", **options), lambda rank: at_step(5, lambda: act(rank))) == codes
+    assert last_checkpoint(RunFolder(tmp_path / "parts"))["global_step"] == saved
     assert run_two(tiny_config(tmp_path / "parts", resume=True, **options)) == [0, 0]
-    ends = [load_checkpoint(tmp_path / name / "checkpoints" / "last.ckpt") for name in ("whole", "parts")]
+    ends = [last_checkpoint(RunFolder(tmp_path / name)) for name in ("whole", "parts")]
     assert ends[0]["global_step"] == ends[1]["global_step"]
-    for key, value in ends[0]["state_dict"].items():
-        assert torch.equal(value, ends[1]["state_dict"][key]), key
+    assert_equal_tensors(ends[0]["state_dict"], ends[1]["state_dict"])

@@ -5,10 +5,9 @@ import re
 import pytest
 import torch
 
-from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
+from helpers.tiny_run import TinyModule, last_checkpoint, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.guard import Guard
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -28,7 +27,7 @@ def test_a_bad_batch_stops_before_the_optimizer_step(tmp_path):
     with pytest.raises(NonFiniteError) as caught:
         train(config)
     run = RunFolder(tmp_path / "run")
-    step = load_checkpoint(run.checkpoints / "last.ckpt")["global_step"]
+    step = last_checkpoint(run)["global_step"]
     assert 6 <= step < 12  # the item is bad in the second epoch
     assert _place(caught.value) == f"step {step}, epoch 1, batch {step - 6}"
     assert str(run.checkpoints / "last.ckpt") in str(caught.value)
@@ -52,23 +51,21 @@ def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(t
         train(tiny_config(tmp_path / "late", poison=5))
     assert _place(late.value) == _place(immediate.value)
     run = RunFolder(tmp_path / "late")
-    assert load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 6
+    assert last_checkpoint(run)["global_step"] == 6
     _finite(run)
 
 
 @pytest.mark.parametrize("kind", [SolverError, DomainError, torch.linalg.LinAlgError])
 def test_a_layer_that_rejects_a_batch_is_reported_the_same_way(tmp_path, kind):
-    class Refusing(TinyModule):
+    class Rejecting(TinyModule):
         def training_step(self, batch):
             if self.step == 8:
                 raise kind("no decomposition")
             return super().training_step(batch)
 
-    config = tiny_config(tmp_path / "run")
-    seed_all(3)
     message = r"A batch cannot be computed at step 8, epoch 1, batch 2 \(no decomposition\)"
     with pytest.raises(NonFiniteError, match=message) as caught:
-        fit(config, Refusing(config), TinyData(config), name="tiny")
+        train(tiny_config(tmp_path / "run"), Rejecting)
     assert isinstance(caught.value.__cause__, kind)
 
 
@@ -77,9 +74,8 @@ def test_other_errors_propagate(tmp_path):
         def training_step(self, batch):
             raise ZeroDivisionError("a bug")
 
-    config = tiny_config(tmp_path / "run")
     with pytest.raises(ZeroDivisionError):
-        fit(config, Failing(config), TinyData(config), name="tiny")
+        train(tiny_config(tmp_path / "run"), Failing)
 
 
 def test_weights_that_overflow_are_not_saved(tmp_path):
@@ -94,12 +90,10 @@ def test_weights_that_overflow_are_not_saved(tmp_path):
                 with torch.no_grad():
                     self.net[0].bias.fill_(float("inf"))
 
-    config = tiny_config(tmp_path / "run", max_epochs=1, checkpoint_every_steps=2)
-    seed_all(3)
     with pytest.raises(NonFiniteError, match="A weight is not finite"):
-        fit(config, Exploding(config), TinyData(config), name="tiny")
+        train(tiny_config(tmp_path / "run", max_epochs=1, checkpoint_every_steps=2), Exploding)
     run = RunFolder(tmp_path / "run")
-    assert load_checkpoint(run.checkpoints / "last.ckpt")["global_step"] == 4
+    assert last_checkpoint(run)["global_step"] == 4
     _finite(run)
 
 
@@ -117,9 +111,7 @@ def test_clipping_bounds_the_gradient_and_the_norm_is_logged_unclipped(tmp_path)
 
     for clip in (None, 0.5):
         norms.clear()
-        config = tiny_config(tmp_path / f"run{clip}", max_epochs=1, gradient_clip=clip)
-        seed_all(3)
-        run = fit(config, Measured(config), TinyData(config), name="tiny")
+        run, _ = train(tiny_config(tmp_path / f"run{clip}", max_epochs=1, gradient_clip=clip), Measured)
         logged = [m["train/gradient_norm"] for m in run.read_metrics() if "train/gradient_norm" in m]
         assert max(logged) > 0.5
         if clip is None:

@@ -5,10 +5,10 @@ import pickle
 import pytest
 import torch
 
-from helpers.tiny_run import TinyData, TinyModule, tiny_config, train
+from helpers.tiny_run import TinyData, TinyModule, assert_equal_tensors, last_checkpoint, lines, tiny_config, train
 from matbackprop.errors import CheckpointError, ConfigurationError
 from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
-from matbackprop.vision.training.engine import RunInterrupted, fit, seed_all
+from matbackprop.vision.training.engine import RunInterrupted, fit
 
 
 class _Stop(Exception):
@@ -24,26 +24,8 @@ def _train_until(config, step):
                 raise _Stop
             return super().training_step(batch)
 
-    seed_all(config.engine.seed)
     with pytest.raises(_Stop):
-        fit(config, Dying(config), TinyData(config), name="tiny")
-
-
-def _same(one, two):
-    assert one.keys() == two.keys()
-    for key in one:
-        assert torch.equal(one[key], two[key]), key
-
-
-def _lines(run):
-    """The lines of metrics without times."""
-    drop = {"time", "train/steps_per_second"}
-    return [{k: v for k, v in m.items() if k not in drop} for m in run.read_metrics()]
-
-
-def _state(run):
-    state = load_checkpoint(run.checkpoints / "last.ckpt")
-    return state["state_dict"], state["optimizer"]["state"], state["schedule"]
+        train(config, Dying)
 
 
 @pytest.mark.parametrize(
@@ -56,17 +38,16 @@ def test_resumed_run_is_bitwise_equal(tmp_path, stop, every, accumulate):
     # another global seed: the resumed run must not depend on it
     torch.manual_seed(99)
     parts, resumed = train(tiny_config(tmp_path / "parts", resume=True, **options))
-    _same(module.state_dict(), resumed.state_dict())
-    weights, optimizer, schedule = _state(whole)
-    weights2, optimizer2, schedule2 = _state(parts)
-    _same(weights, weights2)
-    for key in optimizer:
-        assert torch.equal(optimizer[key]["momentum_buffer"], optimizer2[key]["momentum_buffer"])
-    assert schedule == schedule2
-    assert _lines(whole) == _lines(parts)
+    assert_equal_tensors(module.state_dict(), resumed.state_dict())
+    one, two = last_checkpoint(whole), last_checkpoint(parts)
+    assert_equal_tensors(one["state_dict"], two["state_dict"])
+    for key, state in one["optimizer"]["state"].items():
+        assert torch.equal(state["momentum_buffer"], two["optimizer"]["state"][key]["momentum_buffer"])
+    assert one["schedule"] == two["schedule"]
+    assert lines(whole) == lines(parts)
     best = [load_checkpoint(r.checkpoints / "best.ckpt") for r in (whole, parts)]
     assert best[0]["score"] == best[1]["score"]
-    _same(best[0]["state_dict"], best[1]["state_dict"])
+    assert_equal_tensors(best[0]["state_dict"], best[1]["state_dict"])
 
 
 @pytest.mark.parametrize("stop", [3, 8])
@@ -75,14 +56,14 @@ def test_metrics_average_the_steps_before_an_interruption(tmp_path, stop):
     whole, _ = train(tiny_config(tmp_path / "whole", **options))
     _train_until(tiny_config(tmp_path / "parts", **options), stop)
     parts, _ = train(tiny_config(tmp_path / "parts", resume=True, **options))
-    assert _lines(whole) == _lines(parts)
+    assert lines(whole) == lines(parts)
 
 
 def test_a_complete_run_does_not_change(tmp_path):
     run, module = train(tiny_config(tmp_path / "run"))
     summary = run.read_summary()
     again, module2 = train(tiny_config(tmp_path / "run", resume=True))
-    _same(module.state_dict(), module2.state_dict())
+    assert_equal_tensors(module.state_dict(), module2.state_dict())
     assert again.read_summary()["best"] == summary["best"]
     assert again.read_summary()["steps"] == summary["steps"] == 18
 
@@ -95,14 +76,9 @@ class Falling(TinyModule):
 
 @pytest.mark.parametrize("kind", [TinyModule, Falling])
 def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path, kind):
-    def train(config):
-        seed_all(config.engine.seed)
-        module = kind(config)
-        return fit(config, module, TinyData(config), name="tiny"), module
-
-    train(tiny_config(tmp_path / "run", max_epochs=1))
-    longer, _ = train(tiny_config(tmp_path / "run", max_epochs=3, resume=True))
-    whole, _ = train(tiny_config(tmp_path / "whole", max_epochs=3))
+    train(tiny_config(tmp_path / "run", max_epochs=1), kind)
+    longer, _ = train(tiny_config(tmp_path / "run", max_epochs=3, resume=True), kind)
+    whole, _ = train(tiny_config(tmp_path / "whole", max_epochs=3), kind)
     rates = [[m["train/learning_rate"] for m in run.read_metrics() if "train/loss" in m] for run in (longer, whole)]
     assert len(rates[0]) == 18 and rates[0][7:] == pytest.approx(rates[1][7:])
 
@@ -141,9 +117,8 @@ def test_schedules_that_need_a_metric_are_rejected(tmp_path):
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
 
-    config = tiny_config(tmp_path / "run", max_epochs=1)
     with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
-        fit(config, Plateau(config), TinyData(config), name="tiny")
+        train(tiny_config(tmp_path / "run", max_epochs=1), Plateau)
 
 
 def test_a_missing_monitor_is_reported_once(tmp_path, caplog):
@@ -171,7 +146,7 @@ def test_an_interruption_can_be_pickled():
 
 def test_a_checkpoint_of_an_earlier_version_is_rejected(tmp_path):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
-    state = load_checkpoint(run.checkpoints / "last.ckpt")
-    save_checkpoint({"state_dict": state["state_dict"], "optimizer_states": []}, run.checkpoints / "last.ckpt")
+    state = {"state_dict": last_checkpoint(run)["state_dict"], "optimizer_states": []}
+    save_checkpoint(state, run.checkpoints / "last.ckpt")
     with pytest.raises(CheckpointError, match="KeyError: 'optimizer'"):
         train(tiny_config(tmp_path / "run", max_epochs=2, resume=True))
