@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from matbackprop.cli import main
+from helpers.command_line import call
 from matbackprop.errors import DataError
 from matbackprop.vision.data.pictures import find_pictures
 from matbackprop.vision.training.run_folder import RunFolder
@@ -55,7 +55,6 @@ CASES = [
     (f"{TRAIN} --model.eps 0", "eps must be positive for function 'log', got 0"),
     ("demo --epochs 0 --run @/out", "epochs is 0"),
     ("demo --images 0 --run @/out", "images is 0"),
-    (f"{TRAIN} --profile-steps 0", "profile_steps is 0"),
     (f"{TRAIN} --optimizer.rate 1e308", "rate is"),
     (f"{TRAIN} --model.dropout nan", "dropout is nan. Input should be"),
     (f"{TRAIN} --model.feature-scale inf", "feature_scale is inf. Input should be"),
@@ -84,12 +83,6 @@ def folder(tmp_path):
         os.mkfifo(tmp_path / "pipe.png")
     (tmp_path / "loop.png").symlink_to("loop.png")
     return tmp_path
-
-
-def call(*words):
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    return ended.value.code
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs named pipes and links")

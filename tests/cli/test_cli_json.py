@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from matbackprop.cli import COMMANDS, main
+from helpers.command_line import call
+from matbackprop.cli import COMMANDS
 from matbackprop.vision.data.shapes import write_shapes_coco
 from matbackprop.vision.files import plain_numbers
 
@@ -23,12 +24,6 @@ def documented():
         for name in re.findall(r"`([^`]+)`", commands):
             table[name] = {key for part in own for key in part}
     return table
-
-
-def call(*words):
-    with pytest.raises(SystemExit) as caught:
-        main([str(word) for word in words])
-    return caught.value.code
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from matbackprop.cli import main
+from helpers.command_line import call
 from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -14,12 +14,6 @@ SHORT = {
     "contours": ["--data.generate", "8"],
 }
 """What makes a smoke run even shorter."""
-
-
-def call(*words):
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return caught.value.code
 
 
 @pytest.fixture(autouse=True)

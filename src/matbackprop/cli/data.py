@@ -17,7 +17,7 @@ from matbackprop.vision.files import printable
 
 @dataclass
 class Check:
-    """Read every file of a data set in the layout of BSDS or COCO and name each bad one. Exits with 1 if any is bad."""
+    """Read every file of a data set in the layout of BSDS or COCO, and list the bad ones (exit code 1)."""
 
     root: Annotated[Path, tyro.conf.Positional]
     """Folder of the data set."""
@@ -55,8 +55,8 @@ _BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")}
 class Download:
     """Download a data set, or the starting weights of a backbone, and verify its checksum.
 
-    Weights are converted to a safetensors file: mobile-sam is for the backbone tiny-vit, the others have the name of
-    their backbone. Training also downloads missing weights by itself.
+    Weights are converted to a safetensors file. mobile-sam is for the backbone tiny-vit; the others have the name of
+    their backbone. Training downloads missing weights automatically.
     """
 
     what: Annotated[
@@ -66,8 +66,6 @@ class Download:
     """Data set or weights."""
     folder: Path | None = None
     """Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights."""
-    keep_archives: bool = False
-    """Keep the downloaded archives of a data set."""
 
 
 def download(config: Download) -> dict[str, Any]:
@@ -84,5 +82,5 @@ def download(config: Download) -> dict[str, Any]:
         if not root:
             raise DataError("No folder to download to. Pass --folder, or set MATBACKPROP_DATA.")
         target = Path(root) / _FOLDERS[config.what]
-    path = download_dataset(config.what, target, keep_archives=config.keep_archives)
+    path = download_dataset(config.what, target)
     return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}

@@ -41,10 +41,10 @@ def recipe_of(run: RunFolder) -> Recipe:
     raise ConfigurationError(f"The configuration of {run.path} fits no recipe. {' '.join(problems)}")
 
 
-def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tuple[Any, Any, Any]:
-    """Return (configuration, module, data) of a run, overridden by the fields of a file, and its weights."""
+def rebuild(run: RunFolder, file: Path | None = None) -> tuple[Any, Any, Any]:
+    """Return configuration, system and data of a run, overridden by the fields of a file."""
     from matbackprop.vision.models.backbones import check_published
-    from matbackprop.vision.training.engine import load_weights, seed_all
+    from matbackprop.vision.training.engine import seed_all
 
     recipe = recipe_of(run)
     origin = f"{run.config_path}{'' if file is None else f' and {file}'}"
@@ -57,18 +57,18 @@ def rebuild(run: RunFolder, which: str = "best", file: Path | None = None) -> tu
         module, data = recipe.build(config)
     except ConfigurationError as error:
         raise ConfigurationError(f"{origin}: {error}") from error
-    load_weights(run, module, which)
     return config, module, data
 
 
 def main(config: Config) -> dict[str, Any]:
     """Validate and print the metrics."""
-    from matbackprop.vision.training.engine import evaluate
+    from matbackprop.vision.training.engine import evaluate, load_weights
 
     run = RunFolder(config.run)
-    resolved, module, data = rebuild(run, config.which, config.config)
+    resolved, module, data = rebuild(run, config.config)
+    weights = load_weights(run, module, config.which)
     engine = replace(resolved.engine, accelerator=config.accelerator, resume=False, overwrite=False)
     metrics = evaluate(engine, module, data)
     for name, value in sorted(metrics.items()):
         print(f"{name:<32}{value:.6g}")
-    return {"summary": f"the {config.which} weights of {run.path}", "run": run.path, "metrics": metrics}
+    return {"summary": f"weights: {weights}", "run": run.path, "metrics": metrics}

@@ -131,8 +131,7 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    name = path.name if len(os.fsencode(path.name)) < 230 else path.name[:50]  # the limit is 255 bytes
-    temporary = path.with_name(f".{name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name[:50]}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -146,7 +145,6 @@ def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
     finally:
         with suppress(OSError):
             temporary.unlink()
-    _fsync_folder(path.parent)
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
@@ -179,13 +177,3 @@ def atomic_folder(path: str | Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _fsync_folder(path: Path) -> None:
-    """Make renames within a folder durable."""
-    if os.name == "posix":
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

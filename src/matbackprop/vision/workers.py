@@ -57,7 +57,7 @@ class Workers:
         """Apply a picklable function to every item, ``chunk`` items per call.
 
         Yields:
-            Results in order. At most four chunks per process are pending, so results do not pile up.
+            Results in order. At most four chunks per process are pending, to bound memory.
         """
         if self._pool is None:
             yield from map(function, items)
@@ -127,7 +127,7 @@ def _begin() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit when the parent process is gone: a worker waiting for its queue would not notice."""
+    """Exit with the parent process. A worker that waits for its queue would run forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

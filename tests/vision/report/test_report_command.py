@@ -11,7 +11,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 def runs(tmp_path):
     folders = []
     for seed, error in ((0, 0.25), (1, 0.5)):
-        run = RunFolder(tmp_path / f"o2p-seed{seed}").create({"seed": seed}, seed=seed)
+        run = RunFolder(tmp_path / f"o2p-seed{seed}").create({"seed": seed})
         run.append_metrics({"step": 1, "val/error": error})
         run.write_summary({"val/error": error, "best_metric": "val/error", **({"extra": 1.0} if seed else {})})
         folders.append(run)

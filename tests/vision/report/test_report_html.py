@@ -13,7 +13,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 @pytest.fixture
 def run(tmp_path):
-    folder = RunFolder(tmp_path / "o2p-smoke-seed3").create({"model": {"eps": 1e-3}, "name": "<script>"}, seed=3)
+    folder = RunFolder(tmp_path / "o2p-smoke-seed3").create({"model": {"eps": 1e-3}, "name": "<script>", "seed": 3})
     for step in range(1, 6):
         folder.append_metrics({"step": step, "epoch": 0, "train/loss": 1.0 / step})
     segmentation_grid(["a"], [[np.zeros((4, 4, 3))]], folder.figure_path("examples"))

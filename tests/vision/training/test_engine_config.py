@@ -140,7 +140,7 @@ def test_presets_are_copied():
     assert RECIPE.preset("smoke").part.rate == 0.1
     with pytest.raises(ConfigurationError, match=r"no preset 'huge'\. Presets: smoke, paper"):
         RECIPE.preset("huge")
-    with pytest.raises(ConfigurationError, match="There is no recipe 'x'"):
+    with pytest.raises(ConfigurationError, match="Unknown recipe 'x'"):
         get_recipe("x")
 
 
@@ -149,10 +149,10 @@ def test_differences_are_dotted():
     assert differences(one, two) == {"part.rate": (0.1, 2.0), "part.sizes": ([1, 2], [1])}
 
 
-@pytest.mark.parametrize("name", ["o2p", "ncuts"])
+@pytest.mark.parametrize("name", ["o2p", "ncuts", "contours"])
 def test_every_recipe_has_the_presets_and_they_round_trip_through_json(name):
     recipe = get_recipe(name)
-    assert {"smoke", "small", "paper"} <= set(recipe.presets)
+    assert {"smoke", "fine-tune"} <= set(recipe.presets)
     assert recipe.name == name
     for preset, config in recipe.presets.items():
         assert recipe.preset(preset) == config

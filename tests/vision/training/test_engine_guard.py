@@ -7,8 +7,8 @@ import torch
 
 from helpers.tiny_run import TinyModule, last_checkpoint, tiny_config, train
 from matbackprop.errors import DomainError, NonFiniteError, SolverError
+from matbackprop.vision.training import engine
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.guard import Guard
 from matbackprop.vision.training.run_folder import RunFolder
 
 
@@ -41,12 +41,12 @@ def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(t
     with pytest.raises(NonFiniteError) as immediate:
         train(tiny_config(tmp_path / "immediate", poison=5))
 
-    class LateGuard(Guard):  # as on a GPU
-        def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options)
-            self.every = every
+    class Late(engine._Training):  # as on a GPU
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.check_every = every
 
-    monkeypatch.setattr("matbackprop.vision.training.engine.Guard", LateGuard)
+    monkeypatch.setattr(engine, "_Training", Late)
     with pytest.raises(NonFiniteError) as late:
         train(tiny_config(tmp_path / "late", poison=5))
     assert _place(late.value) == _place(immediate.value)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from helpers.training_faults import lines
+from helpers.tiny_run import lines
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.training.config import get_recipe
 from matbackprop.vision.training.engine import fit, seed_all

@@ -111,16 +111,6 @@ def test_a_run_without_checkpoints_leaves_numbers_only(tmp_path):
     assert not list(run.checkpoints.iterdir())
 
 
-def test_schedules_that_need_a_metric_are_rejected(tmp_path):
-    class Plateau(TinyModule):
-        def optimizers(self, steps):
-            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            return optimizer, torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-
-    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau"):
-        train(tiny_config(tmp_path / "run", max_epochs=1), Plateau)
-
-
 def test_a_missing_monitor_is_reported_once(tmp_path, caplog):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=2, monitor="val/lost"))
     assert caplog.text.count("Metric 'val/lost' was not logged") == 1

@@ -13,7 +13,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 @pytest.fixture
 def run(tmp_path):
-    return RunFolder(tmp_path / "run").create(EngineConfig(seed=4), seed=4)
+    return RunFolder(tmp_path / "run").create(EngineConfig(seed=4))
 
 
 def test_files_of_a_new_run(run):
@@ -28,7 +28,7 @@ def test_files_of_a_new_run(run):
 
 
 def test_every_start_is_recorded(run):
-    run.create(EngineConfig(seed=4), resume=True, seed=4)
+    run.create(EngineConfig(seed=4), resume=True)
     assert len(run.read_versions()) == 2
 
 
@@ -67,9 +67,9 @@ def test_an_invalid_final_number_is_an_error(run, name):
         run.read_summary()
 
 
-def test_folders_are_created(run):
+def test_the_folder_of_figures_is_created(run):
     assert run.figure_path("curves") == run.path / "figures" / "curves.png"
-    assert run.figure_path("a/b.svg").parent.is_dir()
+    assert run.figure_path("a.svg").parent.is_dir()
 
 
 def test_summary(run):

@@ -123,25 +123,6 @@ def test_resident_regions_train_the_same_network(config, monkeypatch):
     assert same(read, resident)
 
 
-def test_a_failed_run_resumes_exactly(config, monkeypatch):
-    whole, _ = train(merge(config, {"engine.run": str(config.engine.run) + "-whole"}))
-    broken = merge(config, {"engine.checkpoint_every_steps": 1, "engine.checkpoint_min_seconds": 0.0})
-    step = RegionModule.training_step
-
-    def stumble(self, batch):
-        if self.step == 3:
-            raise RuntimeError("power cut")
-        return step(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(RegionModule, "training_step", stumble)
-        with pytest.raises(RuntimeError, match="power cut"):
-            train(broken)
-    resumed, run = train(merge(broken, {"engine.resume": True}))
-    assert run.read_summary()["steps"] == 4
-    assert same(whole, resumed)
-
-
 def test_the_tuning_split_takes_training_images_only(config):
     _, data = build(merge(config, {"data.split": "tuning"}))
     regions = data.train_regions

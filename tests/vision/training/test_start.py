@@ -39,6 +39,10 @@ def test_a_saved_classifier_sets_the_model_and_its_weights(tmp_path, words):
     config = parse("o2p", ["--from", str(tmp_path / "model"), *words], "train").config
     assert (config.model.head, config.model.reduce, config.model.taps) == ("o2p", 6, ())
     assert (config.data.canvas, config.data.side, config.data.margin) == (67, 60, 0.1)
+    fine_tune = RECIPES["o2p"].preset("fine-tune")
+    assert config.optimizer == fine_tune.optimizer and config.engine.accelerator == "auto"
+    smoke = parse("o2p", ["--from", str(tmp_path / "model"), "--preset", "smoke"], "train")
+    assert smoke.preset == "smoke" and smoke.config.optimizer == RECIPES["o2p"].preset("smoke").optimizer
     started = build_model(config, model.names)
     for name, value in model.state_dict().items():
         assert torch.equal(value, started.state_dict()[name]), name

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from matbackprop.errors import ConfigurationError, DataError, LabelError, Problem, ShapeError, first_problems
+from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.data.label_files import index_label_files, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
@@ -104,10 +104,6 @@ class BSDS(Dataset[BSDSSample]):
     def files(self, name: str) -> list[Path]:
         """Return the files of an image: the image, then its human maps."""
         return [self._images[name], *self._truth[name]]
-
-    def image(self, name: str) -> Tensor:
-        """Return an image by name, uint8 ``(3, h, w)``."""
-        return _read_image(self._images[name])
 
     def segmentations(self, name: str) -> list[Tensor]:
         """Return the human maps of an image by name, int64 ``(h, w)`` each, labels from 0 without gaps."""
@@ -213,66 +209,50 @@ FOLDS = 5
 
 
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
-    """Hold out every fifth image for tuning, so that the test images are not used.
+    """Hold out a fifth of the training images, so that test images are not used for tuning.
 
-    Return the names to train on and the names held out. Of the sorted names, fold 0 holds out the first, sixth,
-    eleventh …, fold 4 the fifth, tenth, ….
+    Args:
+        ids: names of the images.
+        fold: which fifth: of the sorted names, fold 0 holds out the first, sixth, …, fold 4 the fifth, tenth, ….
+
+    Returns:
+        The names to train on, and the names that are held out.
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])
         (['b', 'c', 'd', 'e'], ['a', 'f'])
     """
-    if not 0 <= fold < FOLDS:
-        raise ConfigurationError(f"fold must be in 0 … {FOLDS - 1}, got {fold}.")
     ordered = sorted(ids)
     held = ordered[fold::FOLDS]
     return [name for name in ordered if name not in set(held)], held
 
 
 def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resample a label map to another grid: each cell gets the label that covers the largest part of its area.
+    """Resample a label map to another grid: each cell has the label that covers the largest part of its area.
 
-    Grid sizes need not divide each other. Areas are exact integers; ties are resolved to the smallest label. Unlike
-    nearest-neighbor sampling, a small region at the center of a cell does not determine its label.
+    The sizes need not divide each other. Areas are exact; of equal areas, the smallest label is chosen.
 
     Args:
-        labels: integers ``(h, w)``; negative ones are labels like the others.
+        labels: integers ``(h, w)``; negative values are labels too.
         grid: height and width of the result.
 
     Returns:
         int64 ``grid``, on the device of the labels.
 
-    Raises:
-        ShapeError: not a map, or an empty map or grid.
-        LabelError: labels that are not integers.
-
     Example:
         >>> labels_to_grid(torch.tensor([[0, 0, 0, 1, 1, 2]]), (1, 2))
         tensor([[0, 1]])
     """
-    if labels.ndim != 2 or labels.numel() == 0 or len(grid) != 2 or min(grid) < 1:
-        raise ShapeError(
-            f"labels and grid must be nonempty (height, width), got {tuple(labels.shape)} and {tuple(grid)}."
-        )
-    if labels.dtype.is_floating_point or labels.dtype.is_complex:
-        raise LabelError(f"labels must be integers, got {labels.dtype}.")
     values, compact = torch.unique(labels.cpu(), return_inverse=True)
     count = len(values)
     (cell_row, pixel_row, row_length), (cell_column, pixel_column, column_length) = (
         _pieces(size, cells) for size, cells in zip(labels.shape, grid, strict=True)
     )
-    result = torch.empty(grid, dtype=torch.int64)
-    # Process rows of cells in blocks to limit the size of the table cells × labels.
-    block = max(1, (1 << 22) // (grid[1] * count))
-    for start in range(0, grid[0], block):
-        rows = (cell_row >= start) & (cell_row < start + block)
-        height = min(block, grid[0] - start)
-        inside = compact[pixel_row[rows]][:, pixel_column]
-        cells = (cell_row[rows] - start)[:, None] * grid[1] + cell_column
-        areas = (row_length[rows][:, None] * column_length).double()  # exact, because areas are far below 2⁵³
-        table = torch.bincount((cells * count + inside).ravel(), areas.ravel(), minlength=height * grid[1] * count)
-        result[start : start + height] = values[table.view(height, grid[1], count).argmax(-1)]
-    return result.to(labels.device)
+    inside = compact[pixel_row][:, pixel_column]
+    cells = cell_row[:, None] * grid[1] + cell_column
+    areas = (row_length[:, None] * column_length).double()  # exact, because areas are far below 2⁵³
+    table = torch.bincount((cells * count + inside).ravel(), areas.ravel(), minlength=grid[0] * grid[1] * count)
+    return values[table.view(*grid, count).argmax(-1)].to(labels.device)
 
 
 def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:

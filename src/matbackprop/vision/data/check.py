@@ -28,7 +28,7 @@ class CheckResult:
     problems: list[Problem] = field(default_factory=list)
     """Bad files."""
     notes: list[str] = field(default_factory=list)
-    """Harmless observations."""
+    """Remarks that are not problems."""
 
     @property
     def good(self) -> bool:

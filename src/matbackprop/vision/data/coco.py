@@ -1,7 +1,7 @@
-"""Read COCO-format files. Every entry is checked once: good ones become regions, bad ones problems.
+"""Read COCO-format files. Valid entries become regions; invalid ones are reported as problems.
 
-Training (:mod:`matbackprop.vision.data.coco_regions`) and ``data check`` use the same two functions,
-:func:`read_coco` for the annotation file and :func:`open_regions` for an image and its masks.
+Training (:mod:`matbackprop.vision.data.coco_regions`) and ``data check`` both use :func:`read_coco` for the annotation
+file and :func:`open_regions` for an image and its masks.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _ID = 1 << 63  # identifiers are stored in 64 bits
 def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
     """Find the annotation file and the image folder of a split.
 
-    Both the official layout (``annotations/instances_train2017.json`` with ``train2017/``) and the same without the
-    year or with an ``images/`` folder in between are recognized; the split is ``"train"``, ``"val"`` or an official
-    name such as ``"train2017"``.
+    The official layout (``annotations/instances_train2017.json`` with ``train2017/``) is supported, also without the
+    year and with image folders in ``images/``. The split is ``"train"``, ``"val"`` or an official name such as
+    ``"train2017"``.
 
     Raises:
-        DataError: either is missing; the message lists the places that were tried.
+        DataError: the file or the folder is missing. The message lists the paths that were tried.
     """
     root = Path(root)
     names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
@@ -138,9 +138,9 @@ _POLYGONS: TypeAdapter[list[list[float]]] = TypeAdapter(list[list[_Number]])
 
 
 def read_coco(annotations: str | Path, images: str | Path) -> RegionIndex:
-    """Read and check a COCO-format file; a bad entry is left out and becomes a problem.
+    """Read and check a COCO-format file. Invalid entries are left out and reported as problems.
 
-    Images without regions are listed too. Crowds and empty masks are left out and counted without being a problem.
+    Images without regions are included. Crowds and empty masks are left out and counted; they are not problems.
 
     Raises:
         DataError: the file cannot be read, is not JSON, lacks one of its three lists, or has ambiguous categories.
@@ -223,7 +223,7 @@ def _missing_images(folder: Path, images: dict[int, ImageRegions]) -> set[int]:
 
 
 def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int]) -> tuple[str, str]:
-    """Return why a region is left out, as a kind and, if that is a problem, a reason; two empty strings otherwise."""
+    """Return the kind of an exclusion and, if it is a problem, its reason; empty strings for a valid region."""
     box = entry.get("bbox")
     if entry["category_id"] not in labels:
         return "unknown category", f"has the category {entry['category_id']}, which is not listed"
@@ -334,8 +334,8 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
     """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones.
 
     Raises:
-        DataError: it is none of the three, has another size than the image, or is damaged. The message continues a
-            sentence that begins with the annotation.
+        DataError: it is none of the three, has another size than the image, or is damaged. The message does not name
+            the annotation.
     """
     try:
         if isinstance(segmentation, dict):
@@ -365,9 +365,9 @@ def _run_lengths(code: _RunLengths, height: int, width: int) -> NDArray[np.int64
 
 
 def _decompress(text: str) -> NDArray[np.int64]:
-    """Run lengths of COCO's string: five bits per character, lowest first, each run less the one before the last.
+    """Decode COCO's string: five bits per character, lowest first; each run is relative to the one before the last.
 
-    pycocotools corrupts memory when a string is damaged.
+    pycocotools corrupts memory if a string is damaged.
     """
     digits = np.array([ord(c) for c in text], np.int64) - 48
     ends = np.flatnonzero(digits & 32 == 0)

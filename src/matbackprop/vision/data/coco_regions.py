@@ -171,8 +171,8 @@ def cache_regions(
         folder: folder of caches; this one is ``regions-<hash>`` in it.
         side: longest side of a region in pixels.
         margin: border around a region's box, as a fraction of its longest side.
-        missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`; images that cannot be read or have
-            another size than the annotations say are treated likewise.
+        missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`. It also applies to images that cannot
+            be read or have another size than in the annotations.
         workers: processes; None for one per CPU core, 0 for none.
     """
     stat = Path(annotations).stat()
@@ -180,7 +180,7 @@ def cache_regions(
         {
             "version": 5,
             "file": [Path(annotations).name, stat.st_size, stat.st_mtime_ns],
-            "images": Path(images).resolve(),
+            "images": str(Path(images).resolve()),
             "crop": [side, margin, missing_images],
         }
     )
@@ -235,18 +235,18 @@ def check_same_categories(train: Regions, validation: Regions) -> None:
         )
 
 
-def hold_out_images(image_ids: np.ndarray, *, every: int = 5) -> tuple[np.ndarray, np.ndarray]:
-    """Split regions by image: every ``every``-th image, in the order of ids, is held out.
+def hold_out_images(image_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hold out the regions of every fifth image, in the order of ids.
 
     Returns:
         Positions of the other regions, and of the regions that are held out.
 
     Example:
-        >>> fit, held_out = hold_out_images(np.array([7, 7, 8, 9, 3]), every=2)
+        >>> fit, held_out = hold_out_images(np.array([7, 7, 8, 9, 3, 5]))
         >>> fit.tolist(), held_out.tolist()
-        ([2, 4], [0, 1, 3])
+        ([0, 1, 2, 4, 5], [3])
     """
-    held_out = np.isin(image_ids, np.unique(image_ids)[every - 1 :: every])
+    held_out = np.isin(image_ids, np.unique(image_ids)[4::5])
     return np.flatnonzero(~held_out), np.flatnonzero(held_out)
 
 

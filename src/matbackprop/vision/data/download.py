@@ -51,11 +51,11 @@ DATASETS: dict[str, tuple[Archive, ...]] = {
 
 
 def download(url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None) -> Path:
-    """Download one file. It appears only when it is complete and its checksum is right.
+    """Download a file. The target is created after the checksum is verified.
 
     Args:
         url: http or https address.
-        target: the file. An existing file whose checksum is right is kept.
+        target: the file. An existing file with the right checksum is kept.
         sha256: expected SHA-256, or its first digits.
         md5: expected MD5.
 
@@ -93,19 +93,16 @@ def _fits(path: Path, sha256: str | None, md5: str | None) -> bool:
     return all(pooch.file_hash(str(path), alg=a).startswith(e.lower()) for a, e in checksums.items() if e)
 
 
-def download_dataset(name: str, folder: str | Path, *, keep_archives: bool = False) -> Path:
-    """Download and extract a data set of :data:`DATASETS`. Folders that exist are skipped.
+def download_dataset(name: str, folder: str | Path) -> Path:
+    """Download and extract a data set of :data:`DATASETS`. Existing folders are skipped.
 
     Args:
         name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
         folder: the data set's folder.
-        keep_archives: keep the archives in ``folder/archives``.
 
     Raises:
         DataError: a download failed, or an archive is damaged.
     """
-    if name not in DATASETS:
-        raise DataError(f"Unknown data set {name!r}. Choose one of {', '.join(DATASETS)}.")
     folder = Path(folder)
     for archive in DATASETS[name]:
         if (folder / archive.target).exists():
@@ -114,8 +111,7 @@ def download_dataset(name: str, folder: str | Path, *, keep_archives: bool = Fal
         if not file.is_file() or archive.md5 is not None:
             download(archive.url, file, md5=archive.md5)
         _extract(file, archive.source, folder / archive.target)
-        if not keep_archives:
-            file.unlink()
+        file.unlink()
     return folder
 
 

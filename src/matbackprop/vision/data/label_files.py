@@ -42,10 +42,10 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     - ``.mat`` (version 5 to 7): a cell ``segs`` of segmentations, a cell ``groundTruth`` of human maps, an ultrametric
       contour map ``ucm2`` (double size), otherwise every two-dimensional integer array.
     - ``.seg``: one human map of BSDS300.
-    - ``.png``: one map; gray values (1 to 16 bits) and palette indices are labels, in a color picture each color is
-      one. Contours and photographs are refused.
-    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including those of ``matbackprop
-      segment``; ``.npy`` likewise.
+    - ``.png``: one map. Labels are gray values (1 to 16 bits), palette indices, or the colors of a color picture.
+      Contours and photographs are rejected.
+    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including the files of
+      ``matbackprop segment``. ``.npy``: one such array.
 
     Args:
         path: the file.
@@ -55,7 +55,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         Integer label maps ``(h, w)``, at least one.
 
     Raises:
-        DataError: the file is missing, damaged, too large, of another kind, or holds no label map.
+        DataError: the file is missing, damaged, too large, of another format, or contains no label map.
     """
     path = Path(path)
     with _readable(path):
@@ -79,7 +79,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert any error of a reader to DataError: damaged files make readers fail in a dozen ways."""
+    """Convert errors to DataError: readers raise many types for damaged files."""
     try:
         yield
     except DataError:
@@ -147,8 +147,7 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
 
 
 def _check_mat(data: bytes, order: str) -> None:
-    """Check the structure and the decompressed size, because SciPy's reader crashes on some damaged files and
-    decompresses without a limit."""
+    """Check structure and decompressed size: SciPy's reader crashes on some damaged files and has no limit."""
     left = MAX_BYTES
     for kind, content in _elements(memoryview(data)[128:], order):
         if kind == 15:
@@ -169,7 +168,7 @@ def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
             kind, length, start = kind & 0xFFFF, kind >> 16, place + 4
         content = data[start : start + length]
         if len(content) < length or (start == place + 4 and length > 4):
-            raise ValueError(f"{length} bytes of type {kind} are cut short")
+            raise ValueError(f"{length} bytes of type {kind} are truncated")
         yield kind, content
         place = start + length + (0 if kind == 15 else -(start + length - place) % 8)
 
@@ -243,7 +242,7 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
         Strengths in [0, 1], ``(h, w)``.
 
     Raises:
-        DataError: the file is missing, damaged, too large, or holds something else.
+        DataError: the file is missing, damaged, too large, or not a contour map.
     """
     path = Path(path)
     with _readable(path):

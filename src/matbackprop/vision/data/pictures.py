@@ -1,7 +1,7 @@
-"""Read pictures of any common kind as upright RGB bytes, after checking their size.
+"""Read image files of common formats as upright RGB bytes. Sizes are checked before decoding.
 
-Only formats that Pillow decodes itself are accepted: others (PostScript, for example) are passed to programs that
-execute the file.
+Only formats that Pillow decodes itself are accepted. For others, such as PostScript, Pillow calls programs that execute
+the file.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Picture(NamedTuple):
 
     @property
     def note(self) -> str:
-        """How the values were converted; empty for no conversion."""
+        """Description of the conversion; empty if values were not converted."""
         if self.rescaled is None:
             return ""
         low, high = self.rescaled
@@ -67,9 +67,9 @@ def read_picture(path: str | Path) -> Picture:
     """Read a picture file as upright RGB bytes.
 
     The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures become RGB; transparent ones are composed
-    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because 12 bits in
-    16, heights in meters and photon counts look alike in a file; :attr:`Picture.note` reports it. Colors of 16 bits
-    lose their low byte; pictures that use only the low byte are rejected. Of several frames the first is read.
+    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because files do not
+    record the scale of values (12 bits in 16, heights in meters, photon counts); see :attr:`Picture.note`. Colors of 16
+    bits lose their low byte; pictures that use only the low byte are rejected. Of several frames, the first is read.
 
     Args:
         path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 or AVIF file; HEIC if pillow-heif is installed.
@@ -97,7 +97,7 @@ def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Pict
         The number of a frame, from 0, and the picture.
 
     Raises:
-        DataError: as :func:`read_picture`; a truncated file gives its complete frames first.
+        DataError: as :func:`read_picture`. The complete frames of a truncated file are yielded first.
         ConfigurationError: ``every`` is not positive.
         MissingExtraError: the file is a video, and PyAV is not installed.
     """
@@ -192,7 +192,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         raise DataError(f"{path} is not a picture. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
-    except Exception as error:  # a damaged file makes Pillow fail in a dozen ways
+    except Exception as error:  # Pillow raises many types for damaged files
         raise DataError(f"{path} is damaged: {error}.") from error
 
 
@@ -224,7 +224,7 @@ def picture_of(image: Image) -> Picture:
 
 
 def _strips(image: Image) -> Iterator[tuple[slice, Image]]:
-    """Yield some rows of an image at a time, because conversions make several copies."""
+    """Yield strips of rows. Converting strip by strip limits memory."""
     for top in range(0, image.height, _STRIP):
         bottom = min(top + _STRIP, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))

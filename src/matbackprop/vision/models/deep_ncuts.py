@@ -137,11 +137,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         """Λ = LLᵀ (d, d), or None for W = FFᵀ."""
         return None if self.factor is None else self.factor @ self.factor.mT
 
-    def grid(self, size: tuple[int, int]) -> tuple[int, int]:
-        """The grid of F for images of ``size`` pixels."""
-        height, width = (max(1, round(side * self.config.zoom / self.geometry.stride)) for side in size)
-        return height, width
-
     def forward(self, image: Tensor) -> Tensor:
         """Compute F on its grid.
 
@@ -154,21 +149,19 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         """
         if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
             raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
-        if image.dtype == torch.uint8:
-            image = image.float() / 255
-        seen = normalize(image)
+        image = normalize(image.float() / 255 if image.dtype == torch.uint8 else image)
         if self.config.zoom != 1:
-            seen = nnf.interpolate(seen, scale_factor=self.config.zoom, mode="bilinear", align_corners=False)
-        height, width = int(seen.shape[-2]), int(seen.shape[-1])
-        # Pad in front, so that cells are centered on their blocks, and behind, so that every block has a cell.
+            image = nnf.interpolate(image, scale_factor=self.config.zoom, mode="bilinear", align_corners=False)
+        height, width = int(image.shape[-2]), int(image.shape[-1])
+        # Pad at the start, so that cells are centered on their blocks, and at the end, so that every block has a cell.
         before = max(0, math.ceil(self.geometry.shift))
         below, right = self.geometry.after(height, before), self.geometry.after(width, before)
         if before or below or right:
-            seen = nnf.pad(seen, (before, right, before, below), mode="replicate")
-        if seen.is_cuda:
-            seen = seen.contiguous(memory_format=self.backbone.memory_format)
+            image = nnf.pad(image, (before, right, before, below), mode="replicate")
+        if image.is_cuda:
+            image = image.contiguous(memory_format=self.backbone.memory_format)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(seen, [self.tap])[self.tap]
+            maps = self.backbone(image, [self.tap])[self.tap]
         cells = self.geometry.over_blocks(maps, (height, width), before)
         return torch.relu(cells if self.head is None else self.head(cells)).movedim(1, -1)
 
@@ -179,7 +172,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         ks: Sequence[int] = CLUSTER_KS,
         *,
         seed: int = 0,
-        size: tuple[int, int] | None = None,
         space: str | None = None,
     ) -> Segmentation:
         """Segment images (b, 3, h, w) by clustering and splitting components, as the paper does.
@@ -187,13 +179,12 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         Args:
             image: a batch of images of one size.
             ks: numbers of clusters.
-            seed: of K-means.
-            size: of the label maps; None for that of the images.
+            seed: seed of K-means.
             space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configuration's.
 
         Returns:
             :class:`~matbackprop.vision.segmentation.Segmentation` with labels (b, n, H, W).
         """
-        size = (image.shape[-2], image.shape[-1]) if size is None else size
-        where = NCutSpace(self.lam) if (space or self.space) == "ncut" else SoftSpace(self.ridge)
-        return segment_features(self(image).float(), ks, size=size, space=where, seed=seed)
+        size = (image.shape[-2], image.shape[-1])
+        clustered = NCutSpace(self.lam) if (space or self.space) == "ncut" else SoftSpace(self.ridge)
+        return segment_features(self(image).float(), ks, size=size, space=clustered, seed=seed)

@@ -7,11 +7,11 @@
 ``both``    triangle and output of the fully connected layers, concatenated, and a classifier
 ==========  ==================================================================================================
 
-With ``average`` the heads ``fc`` and ``both`` take the average of the last map's cells instead of fully connected
-layers on the map: first order, and first and second order.
+With ``average``, the heads ``fc`` and ``both`` use the average of the last map's cells (first-order pooling) instead of
+fully connected layers on the map.
 
 The triangles of several maps are concatenated. Maps with the same number of channels, such as the scales of dense SIFT,
-may also be pooled together: the tap ``"bins4+bins6+bins8"`` means the cells of all three.
+can also be pooled together: the tap ``"bins4+bins6+bins8"`` pools the cells of all three.
 """
 
 from __future__ import annotations
@@ -207,17 +207,19 @@ def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dro
 
 
 class RegionClassifier(PretrainedMixin, nn.Module):
-    """A network that names the object in a region.
+    """A classifier of image regions.
 
     Args:
         classes: number of classes.
         config: the network.
         canvas: side of the input image.
-        names: names of the classes, saved with the model.
-        background: treatment of the pixels around the object in training, saved likewise.
-        side: longest side of a region on the canvas in training, saved likewise.
-        margin: margin around a region's box in training, as a fraction of its longest side, saved likewise.
+        names: names of the classes.
+        background: treatment of the pixels around the object in training.
+        side: longest side of a region on the canvas in training.
+        margin: margin around a region's box in training, as a fraction of its longest side.
         changes: fields that differ from ``config``.
+
+    All arguments are saved with the model.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -311,7 +313,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             )
             width = width + config.hidden if config.head == "both" else config.hidden
         self.classifier = nn.Linear(width, classes)
-        # Otherwise a descriptor of 32,896 entries of order 1 would start with scores of order 2.
+        # Small initial scores for descriptors of up to 32,896 entries.
         nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
 

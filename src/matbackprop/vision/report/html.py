@@ -182,7 +182,7 @@ def write_report(run_folder: RunFolder) -> Path:
     Example:
         >>> import tempfile
         >>> from matbackprop.vision.training.run_folder import RunFolder
-        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"lr": 0.1}, seed=3)
+        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"lr": 0.1, "seed": 3})
         >>> run.append_metrics({"step": 1, "train/loss": 2.0})
         >>> page = write_report(run).read_text(encoding="utf-8")
         >>> "seed 3" in page and "<svg" in page

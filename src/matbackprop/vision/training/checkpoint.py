@@ -1,6 +1,6 @@
-"""Checkpoints: written atomically, checked when read, and read without executing code.
+"""Checkpoints: written atomically, verified when read, and read without executing code.
 
-A checkpoint is a ``torch.save`` archive of tensors and plain values. Its CRC-32 sums reveal damage.
+A checkpoint is a ``torch.save`` archive of tensors and plain values with CRC-32 checksums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
         path: the file.
 
     Raises:
-        CheckpointError: ``content`` holds an object that :func:`load_checkpoint` would refuse.
+        CheckpointError: ``content`` contains another object, which :func:`load_checkpoint` would reject.
     """
     path = Path(path)
     plain = _plain(content, "checkpoint")
@@ -43,7 +43,7 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Check a checkpoint for damage and read it with ``torch.load(weights_only=True)``.
+    """Verify the checksums of a checkpoint and read it with ``torch.load(weights_only=True)``.
 
     Raises:
         CheckpointError: the file is missing, damaged, or not a checkpoint.

@@ -63,7 +63,7 @@ class EngineConfig:
     nodes: Count = 1
     """Number of nodes (with torchrun or SLURM)."""
     strategy: Literal["auto", "ddp"] = "auto"
-    """Strategy for several devices; auto is ddp if there are several."""
+    """Strategy for several devices. auto selects ddp if there are several."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Type of device."""
     precision: Literal["32", "bf16-mixed"] = "32"
@@ -77,27 +77,23 @@ class EngineConfig:
     accumulate: Count = 1
     """Batches per optimizer step."""
     log_every: Count = 50
-    """Steps between two lines of metrics, which are averages."""
+    """Steps between two lines of metrics. Metrics are averaged over these steps."""
     validate_every: Count = 1
     """Epochs between two validations."""
     monitor: str = "val/loss"
-    """Metric that selects the best checkpoint, if held-out training data are validated."""
+    """Metric that selects the best checkpoint, if validation uses held-out training data."""
     monitor_mode: Literal["min", "max"] = "min"
-    """Whether a small or a large value is better."""
+    """Whether smaller or larger values are better."""
     checkpoints: bool = True
     """Write checkpoints. A run without them cannot be resumed."""
     checkpoint_every_steps: Natural = 0
-    """Steps between two checkpoints within an epoch; 0 for none."""
-    checkpoint_every_epochs: Count = 1
-    """Epochs between two checkpoints."""
+    """Steps between two checkpoints within an epoch; 0 for none within epochs."""
     checkpoint_min_seconds: NonNegative = 30.0
-    """Minimum time between two checkpoints, except for the last."""
+    """Minimum time between two checkpoints, except the last. Checkpoints are written at the end of epochs."""
     guard_every: Count = 16
     """Batches between two checks for NaN and Inf on a GPU (on the CPU: every step)."""
     profile: bool = False
-    """Print the operators of a step by their time, and save a trace for Perfetto (torch.profiler)."""
-    profile_steps: Count = 20
-    """Steps to profile, after five warm-up steps."""
+    """Profile 20 steps: print the operators by time, and save a trace for Perfetto (torch.profiler)."""
     tensorboard: bool = True
     """Write TensorBoard curves in addition to metrics.jsonl."""
     progress: bool = True
@@ -121,8 +117,8 @@ class Recipe:
     Attributes:
         name: the word after ``matbackprop train``.
         config_class: dataclass of the configuration, with a field ``engine``.
-        presets: ``smoke``, ``small``, ``paper``, … → configuration.
-        summary: one line for ``--help``.
+        presets: name → configuration; ``smoke`` is the default, ``fine-tune`` the default for saved models.
+        summary: one sentence for ``--help``.
     """
 
     name: str
@@ -218,7 +214,7 @@ class RegionDataConfig(DatasetConfig):
     flip: bool = True
     """Mirror half the regions in training."""
     background: Background = "mask"
-    """Keep the pixels around the object, or replace them by the mean color (mask)."""
+    """Pixels around the object: keep them, or replace them by the mean color (mask)."""
     batch_size: Count = 100
     """Regions in a training batch, on each device."""
     validation_batch_size: Count = 500
@@ -234,7 +230,7 @@ class OptimizerConfig:
     rate: PositiveRate = 0.01
     """Learning rate of the head."""
     backbone_factor: Rate = 0.1
-    """Learning rate of the backbone relative to the head's."""
+    """Learning rate of the backbone, relative to that of the head."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum."""
     decay: Rate = 5e-4
@@ -279,11 +275,18 @@ O2P_PRESETS = {
         ),
         OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
+    # The defaults of --from: small batches for small data sets.
+    "fine-tune": O2PConfig(
+        EngineConfig(max_epochs=20, monitor="val/error", log_every=10, gradient_clip=10.0),
+        RegionDataConfig(batch_size=16),
+        RegionModelConfig(),
+        OptimizerConfig(rate=0.005, backbone_factor=1.0),
+    ),
     # A few epochs on COCO's regions: minutes on one GPU.
     "small": _o2p(RegionModelConfig(head="o2p"), epochs=4, rate=0.001, backbone_factor=0.3),
     # DeepO2P-FC from ImageNet, the best row of the paper's table.
     "paper": _o2p(RegionModelConfig(head="o2p_fc")),
-    # First and second order on EfficientNet-Lite2, with the surroundings of the region: the classifier in the package.
+    # First and second order on EfficientNet-Lite2, with context around the region: the classifier in the package.
     "lite2": _o2p(
         RegionModelConfig(
             head="both",
@@ -398,16 +401,16 @@ def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCu
     )
 
 
-def _ncuts_smoke() -> NCutsConfig:
-    config = _soft("alexnet-relu5", epochs=6)
-    config.engine = dataclasses.replace(config.engine, precision="32", log_every=1)
-    config.data = dataclasses.replace(config.data, generate=24, batch_size=4)
-    config.model = dataclasses.replace(config.model, weights="none", hidden=16, channels=8)
-    return config
-
-
 NCUTS_PRESETS = {
-    "smoke": _ncuts_smoke(),
+    "smoke": merge(
+        _soft("alexnet-relu5", epochs=6),
+        {
+            "engine": {"precision": "32", "log_every": 1},
+            "data": {"generate": 24, "batch_size": 4},
+            "model": {"weights": "none", "hidden": 16, "channels": 8},
+        },
+    ),
+    "fine-tune": merge(_soft("alexnet-relu5", epochs=20), {"engine.precision": "32", "data.batch_size": 4}),
     "small": _soft("alexnet-relu5", epochs=4),
     "paper": _paper("vgg16-relu5"),
     **{f"paper-{name}": _paper(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
@@ -447,13 +450,13 @@ class ContourTrainConfig:
     backbone_rate: Rate = 1e-4
     """Learning rate of the backbone."""
     freeze: str | None = None
-    """Map of the backbone up to which its layers stay as they start."""
+    """Freeze the backbone up to this map."""
     decay: Rate = 1e-2
     """Weight decay."""
     side_weight: NonNegative = 0.4
-    """Weight of the loss of each level beside that of the output."""
+    """Weight of the loss of each level, relative to the loss of the output."""
     average: Annotated[float, Field(ge=0, lt=1)] = 0.995
-    """Decay of the moving average of the weights, which is the result."""
+    """Decay of the moving average of the weights. The averaged network is saved."""
     average_from: Natural = 50
     """Step at which the average starts."""
 
@@ -483,6 +486,10 @@ CONTOURS_PRESETS = {
         data=ContourDataConfig(generate=24, batch_size=4, crop=64),
         model=ContourModelConfig("alexnet", ("relu1", "relu2", "relu5"), "none", zoom=1.0, width=12, stem=6),
     ),
+    "fine-tune": ContoursConfig(
+        engine=dataclasses.replace(_CONTOURS_ENGINE, max_epochs=20, precision="32"),
+        data=ContourDataConfig(crop=96),  # a crop must not be larger than an image
+    ),
     "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),
     "efficientnet-lite2": _contours_on(
         "efficientnet-lite2", "stage1", "stage2", "stage3", "stage5", "stage7", zoom=1.0, width=32, stem=16
@@ -499,9 +506,9 @@ CONTOURS_PRESETS = {
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("o2p", O2PConfig, O2P_PRESETS, "classify COCO's regions with second-order pooling (DeepO2P)"),
-        Recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "segment images by learned normalized cuts (DeepNCuts)"),
-        Recipe("contours", ContoursConfig, CONTOURS_PRESETS, "find the contours of photographs (ContourNet)"),
+        Recipe("o2p", O2PConfig, O2P_PRESETS, "Classify COCO's regions with second-order pooling (DeepO2P)."),
+        Recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "Segment images by trained normalized cuts (DeepNCuts)."),
+        Recipe("contours", ContoursConfig, CONTOURS_PRESETS, "Predict the contours of photographs (ContourNet)."),
     )
 }
 """The recipes of ``matbackprop train``."""
@@ -510,5 +517,5 @@ RECIPES = {
 def get_recipe(name: str) -> Recipe:
     """Return a recipe by name."""
     if name not in RECIPES:
-        raise ConfigurationError(f"There is no recipe {name!r}. {suggest(name, RECIPES, 'Recipes')}")
+        raise ConfigurationError(f"Unknown recipe {name!r}. {suggest(name, RECIPES, 'Recipes')}")
     return RECIPES[name]

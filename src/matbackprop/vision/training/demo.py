@@ -1,4 +1,4 @@
-"""Demonstration: both systems trained on generated images, and sample photographs, on one page."""
+"""The demonstration: train both systems on generated images, segment sample photographs, and write a report."""
 
 from __future__ import annotations
 

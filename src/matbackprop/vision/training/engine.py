@@ -2,7 +2,7 @@
 
 A run: :func:`run_recipe` builds a :class:`~matbackprop.vision.training.system.System` and its
 :class:`~matbackprop.vision.training.system.Data`, locks the run folder, trains (``_Training.run`` is the loop), loads
-the best weights, exports the model and writes the report. :func:`fit` trains only. Lightning Fabric chooses devices,
+the best weights, exports the model and writes the report. :func:`fit` trains only. Lightning Fabric selects devices,
 starts processes and averages gradients.
 """
 
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning_fabric import Fabric
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch import Tensor
 
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.vision.devices import choose_device
@@ -31,7 +31,6 @@ from matbackprop.vision.progress import Progress, log_on_screen, track
 from matbackprop.vision.signals import RunInterrupted, stop_on_signal
 from matbackprop.vision.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from matbackprop.vision.training.config import EngineConfig, Recipe
-from matbackprop.vision.training.guard import Guard
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.system import Data, System
@@ -54,7 +53,7 @@ def run_recipe(recipe: Recipe, config: Any, *, preset: str = "custom") -> RunFol
     engine: EngineConfig = config.engine
     run = _run_folder(engine, f"{recipe.name}-{preset}")
     if is_first_process():
-        run.check(config, resume=engine.resume, overwrite=engine.overwrite)
+        run.check(config, resume=engine.resume, overwrite=engine.overwrite)  # before the data are read
     seed_all(engine.seed)
     with log_on_screen():
         system, data = recipe.build(config)
@@ -82,9 +81,9 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
         name: the default run folder is ``runs/<name>-seed<seed>``.
 
     Raises:
-        RunInterrupted: a signal was received; the state is saved.
-        NonFiniteError: a loss or a gradient is not finite, or a layer refused a batch.
-        ConfigurationError: the folder holds another run, or another process is training in it.
+        RunInterrupted: a signal was received. The state is saved.
+        NonFiniteError: a loss or gradient is not finite, or a layer raised a numerical error.
+        ConfigurationError: the folder contains another run, or another process is training in it.
         CheckpointError: the last checkpoint is damaged.
     """
     engine: EngineConfig = getattr(config, "engine", config)
@@ -95,7 +94,7 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
 
 
 def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
-    """Validate a system in this process and return its metrics."""
+    """Return the validation metrics of a system, computed in this process."""
     engine: EngineConfig = getattr(config, "engine", config)
     device = choose_device(engine.accelerator)
     if system.device.type != device.type:
@@ -107,7 +106,7 @@ def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
 
 
 def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
-    """Load the best (or last) weights of a run and return their file. Without best, load the last."""
+    """Load the best (or last) weights of a run and return their file. If there is no best file, load the last."""
     path = run.checkpoints / f"{which}.ckpt"
     if which == "best" and not path.exists():
         path = run.checkpoints / "last.ckpt"
@@ -136,7 +135,7 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
     with _torch_settings(engine, fabric.device):
         _Training(run, engine, system, data, fabric).run()
     if torch.distributed.is_initialized():
-        fabric.barrier()  # the first process exports alone
+        fabric.barrier()  # only the first process exports
         torch.distributed.destroy_process_group()
 
 
@@ -144,7 +143,7 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
 
 
 class _Training:
-    """One training. ``batch`` is the number of completed batches of the epoch."""
+    """State of a training. ``batch`` is the number of completed batches of the epoch."""
 
     def __init__(self, run: RunFolder, engine: EngineConfig, system: System, data: Data, fabric: Fabric) -> None:
         self.run_folder, self.engine, self.system, self.data, self.fabric = run, engine, system, data, fabric
@@ -156,6 +155,9 @@ class _Training:
         self._last = run.checkpoints / "last.ckpt"
         self._saved_at = time.monotonic()
         self._note = ""
+        self._unchecked: list[tuple[str, Tensor]] = []  # place of a batch, and whether its loss and gradient are finite
+        alone = self.device.type == "cpu" and fabric.world_size == 1
+        self.check_every = 1 if alone else engine.guard_every  # reading flags from a GPU synchronizes
 
         seed_all(engine.seed)
         system.processes = fabric.world_size
@@ -165,7 +167,6 @@ class _Training:
         self.batches = len(self.train_loader)
         self.steps = -(-self.batches // engine.accumulate) * engine.max_epochs
         self._set_up()
-        self.guard = Guard(engine, system, self.optimizer, self._last)
         self.tensorboard: Any = None
         if self.first:
             run.keep_metrics_until(self.step)
@@ -190,8 +191,6 @@ class _Training:
         with _autocast(engine, self.device):
             system.start(self.data)
         self.optimizer, self.schedule = system.optimizers(max(self.steps, 1))
-        if isinstance(self.schedule, ReduceLROnPlateau):
-            raise ConfigurationError("ReduceLROnPlateau needs a metric. Use a schedule without one.")
         self.wrapped = fabric.setup_module(system)
         if fabric.world_size > 1:  # different random numbers in each process
             torch.manual_seed(generator_for(torch.initial_seed(), fabric.global_rank).initial_seed())
@@ -199,17 +198,15 @@ class _Training:
             self._restore(state)
 
     def _start_profiler(self) -> torch.profiler.profile:
-        """Profile a few steps; write a trace for Perfetto and print the operators by their time."""
-        steps, path = self.engine.profile_steps, str(self.run_folder.profile_path)
-        warmup = 5 if self.steps >= 5 + steps else min(1, self.steps - 1)
+        """Profile up to 20 steps: write a trace for Perfetto and print the operators by time."""
+        path, order = str(self.run_folder.profile_path), f"self_{self.device.type}_time_total"
 
         def finish(profiler: torch.profiler.profile) -> None:
             profiler.export_chrome_trace(path)
-            order = "self_cuda_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
             print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=40))
-            print(f"Trace of {steps} steps for https://ui.perfetto.dev: {path}")
+            print(f"Trace for https://ui.perfetto.dev: {path}")
 
-        schedule = torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1)
+        schedule = torch.profiler.schedule(wait=0, warmup=min(5, self.steps - 1), active=20, repeat=1)
         profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=finish)
         profiler.start()
         return profiler
@@ -226,8 +223,7 @@ class _Training:
                     if self.epoch == engine.max_epochs:
                         self._save()
                     else:
-                        if self.epoch % engine.checkpoint_every_epochs == 0:
-                            self._save_if_due()
+                        self._save_if_due()
                         self._stop_if_signaled(agree=True)
             finally:
                 self.progress.close()
@@ -256,17 +252,17 @@ class _Training:
                 try:
                     with _autocast(engine, self.device):
                         loss = self.wrapped(batch)
-                    self.guard.loss(loss, place)
+                    self._unchecked.append((place, torch.isfinite(loss.detach())))
                     if index % engine.accumulate == 0:
                         self.optimizer.zero_grad()
                     self.fabric.backward(loss / engine.accumulate)
                 except (NumericalError, SolverError, torch.linalg.LinAlgError) as error:
                     problem = f"A batch cannot be computed at {place} ({str(error).rstrip('.')})"
-                    raise self.guard.error(problem) from error
+                    raise self._error(problem) from error
 
             rate = max(float(group["lr"]) for group in self.optimizer.param_groups)
             if complete:
-                self.guard.gradient()
+                self._check_gradient()
                 self.optimizer.step()
                 if self.schedule is not None:
                     self.schedule.step()
@@ -351,6 +347,42 @@ class _Training:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
         return summary
 
+    # -------------------------------------------------------------------------------------- NaN and Inf
+
+    @torch.no_grad()
+    def _check_gradient(self) -> None:
+        """Record, check and clip the gradient. Flags are read every ``check_every`` batches."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if parameters:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            self.system.record("train/gradient_norm", norm)
+            if self.engine.gradient_clip is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters, self.engine.gradient_clip, norm)
+            place, finite = self._unchecked[-1]
+            self._unchecked[-1] = place, finite & torch.isfinite(norm)
+        if len(self._unchecked) >= self.check_every:
+            self._check_finite()
+
+    def _check_finite(self) -> None:
+        """Raise NonFiniteError if a loss or gradient since the last check is not finite. All processes call it."""
+        finite = torch.stack([flag for _, flag in self._unchecked]).tolist() if self._unchecked else []
+        bad = [i for i in gather(finite.index(False) if False in finite else None) if i is not None]
+        if bad:
+            gather(None)  # a process that exits now would terminate the others
+            raise self._error(f"The loss or its gradient is not finite at {self._unchecked[min(bad)][0]}")
+        self._unchecked.clear()
+
+    @torch.no_grad()
+    def _check_weights(self) -> None:
+        weights = [p for p in self.system.parameters() if p.is_floating_point() and p.numel()]
+        finite = not weights or bool(torch.isfinite(torch.nn.utils.get_total_norm(weights)))
+        if not all(gather(finite)):
+            raise self._error(f"A weight is not finite at step {self.step}")
+
+    def _error(self, problem: str) -> NonFiniteError:
+        last = f"The last good checkpoint is {self._last}." if self._last.exists() else "No checkpoint yet."
+        return NonFiniteError(f"{problem}. {last} Use a smaller learning rate, --gradient-clip, or a larger eps.")
+
     # ------------------------------------------------------------------------------------ checkpoints
 
     def _save_if_due(self) -> None:
@@ -360,7 +392,8 @@ class _Training:
 
     def _save(self) -> None:
         """Save the best weights if they changed, then the state. All processes call it together."""
-        self.guard.check_all()
+        self._check_finite()
+        self._check_weights()
         if not self.engine.checkpoints:
             return
         process = {"random": random_state(), "means": self.system.means.state_dict()}
@@ -380,7 +413,7 @@ class _Training:
             if self._best is not None:
                 save_checkpoint(self._best, self.run_folder.checkpoints / "best.ckpt")
             save_checkpoint(state, self._last)
-        self.fabric.barrier()  # a process that ends now would end the others
+        self.fabric.barrier()  # a process that exits now would terminate the others
         self._best, self._saved_at = None, time.monotonic()
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -417,7 +450,8 @@ class _Training:
         self.optimizer.load_state_dict(state["optimizer"])
         if self.schedule is not None:
             saved = state["schedule"]
-            if state["steps"] != self.steps:  # of another length: continue the new schedule from the same step
+            if state["steps"] != self.steps:  # continue the new schedule from the same step
+                log.warning("The run now has %d steps instead of %d; its schedule changes.", self.steps, state["steps"])
                 position = {name: saved[name] for name in ("last_epoch", "_step_count", "_last_lr")}
                 saved = self.schedule.state_dict() | position
             self.schedule.load_state_dict(saved)
@@ -494,7 +528,7 @@ def _opened(run: RunFolder, config: Any, engine: EngineConfig) -> Iterator[None]
             yield
             return
         with run.locked(), log_on_screen():
-            run.create(config, resume=engine.resume, overwrite=engine.overwrite, seed=engine.seed)
+            run.create(config, resume=engine.resume, overwrite=engine.overwrite)
             file = logging.FileHandler(run.log_path)
             file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             log.addHandler(file)

@@ -16,7 +16,7 @@ import torch
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import DataError
 
 _AHEAD = 2  # batches that each thread reads ahead
 
@@ -96,8 +96,6 @@ class EpochLoader:
         threads: int = 0,
         pin_memory: bool | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigurationError(f"Batches of {batch_size} items are not possible. Set batch_size to 1 or more.")
         if len(source) == 0:
             raise DataError("The data source is empty. Check the data folder and the split.")
         self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle

@@ -1,6 +1,6 @@
-"""Deep normalized cuts: the recipe from BSDS's files to a trained segmentation network.
+"""The recipe ``ncuts``: train deep normalized cuts on images with human segmentations.
 
-Images and labels are read into memory; augmentation runs on the device. The configuration and its presets are in
+Images and labels are kept in memory; augmentation runs on the device. Configuration and presets are in
 :mod:`~matbackprop.vision.training.config`.
 """
 
@@ -32,7 +32,7 @@ from matbackprop.vision.training.system import Data, System, two_rates
 
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
-    """Read all images of BSDS500's ``train`` (BSDS300's training set) or ``val`` (its test set), labels on a grid."""
+    """Read all images of a split with their labels on a grid. BSDS300's test images are ``val`` of BSDS500."""
     return prepare_images(BSDS(config.folder(), split), stride)
 
 
@@ -180,7 +180,7 @@ def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.
 
 
 class NCutsModule(System):
-    """The network with the objective, averaged over annotators and images, and curves of the spectrum."""
+    """The network with its objective, averaged over annotators and images. Rank and spectrum of F are recorded."""
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Region classification: the recipe from COCO's files to a trained classifier.
+"""The recipe ``o2p``: train a region classifier on COCO-format data.
 
-Regions and batches are in :mod:`~matbackprop.vision.training.regions`, the configuration and its presets in
+Batches are in :mod:`~matbackprop.vision.training.regions`, configuration and presets in
 :mod:`~matbackprop.vision.training.config`.
 """
 
@@ -26,7 +26,7 @@ from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import System
 
 LARGE = 400
-"""Regions of at least this many pixels are also scored separately."""
+"""The error on regions with at least this many pixels is reported separately."""
 
 
 def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
@@ -38,7 +38,7 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
 
 
 class RegionModule(System):
-    """The classifier with cross-entropy, SGD with a cosine schedule, and errors on all and on large regions."""
+    """The classifier with cross-entropy, trained by SGD with a cosine schedule."""
 
     def __init__(self, config: O2PConfig, model: RegionClassifier, validation: Regions) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Data of the recipe ``o2p``: batches of images of regions, or of descriptors that training does not change."""
+"""Data of the recipe ``o2p``: batches of region images, or of descriptors that are computed once."""
 
 from __future__ import annotations
 
@@ -172,8 +172,8 @@ def describe(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the descriptors (n, d) of training and validation regions in float16; None if they are trained.
 
-    They are calibrated first, on 512 training regions that tuning does not hold out, so that they are the same for
-    both splits.
+    The network is calibrated first, on 512 training regions that the split ``tuning`` does not hold out, so that
+    descriptors are the same for both splits.
     """
     if network.trains_features:
         return None

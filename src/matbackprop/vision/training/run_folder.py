@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -33,8 +32,6 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
 from matbackprop.vision.files import atomic_write, is_number, plain_numbers, read_json, shorten, show
 from matbackprop.vision.versions import versions
-
-log = logging.getLogger("matbackprop")
 
 _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate", "validate_every",
           "monitor", "monitor_mode"}  # fmt: skip
@@ -79,7 +76,7 @@ class RunFolder:
 
         Args:
             config: a configuration or its JSON form.
-            resume: continue the run in the folder. Only fields on how a run is carried out may differ.
+            resume: continue the run in the folder. Fields that affect its numbers must not differ.
             overwrite: replace the run in the folder.
         """
         if not any((self.path / name).exists() for name in _FILES):
@@ -98,13 +95,9 @@ class RunFolder:
     def _check_same(self, data: Any) -> None:
         prefix = "engine." if "engine" in data else ""
         fixed = {prefix + name for name in _FIXED}
-        differing = differences(self.read_config(), data)
-        if prefix + "max_epochs" in differing:
-            before, now = differing[prefix + "max_epochs"]
-            log.warning("The run now has %s epochs instead of %s; its schedule changes.", now, before)
         changed = "; ".join(
             f"{key}: {shorten(repr(old))} then, {shorten(repr(new))} now"
-            for key, (old, new) in sorted(differing.items())
+            for key, (old, new) in sorted(differences(self.read_config(), data).items())
             if key in fixed or (prefix and not key.startswith(prefix))
         )
         if changed:
@@ -113,10 +106,8 @@ class RunFolder:
                 "another folder with --run."
             )
 
-    def create(
-        self, config: Any, *, resume: bool = False, overwrite: bool = False, seed: int | None = None
-    ) -> RunFolder:
-        """Create or continue the folder; see :meth:`check`. Files of other programs are not removed."""
+    def create(self, config: Any, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
+        """Create or continue the folder; see :meth:`check`. Other files in the folder are kept."""
         self.check(config, resume=resume, overwrite=overwrite)
         if overwrite and self.versions_path.exists():
             for name in _FOLDERS:
@@ -129,9 +120,10 @@ class RunFolder:
         for pattern in (*(f".{name}.*.tmp" for name in _FILES), "checkpoints/.*.ckpt.*.tmp"):
             for path in self.path.glob(pattern):  # left by a killed process
                 path.unlink(missing_ok=True)
-        entry = versions() | ({} if seed is None else {"seed": seed})
+        data = to_json(config)
+        entry = versions() | {"seed": data.get("engine", data).get("seed")}
         atomic_write(self.versions_path, json.dumps([*self.read_versions(), entry], indent=2) + "\n")
-        atomic_write(self.config_path, json.dumps(to_json(config), indent=2) + "\n")
+        atomic_write(self.config_path, json.dumps(data, indent=2) + "\n")
         return self
 
     @contextmanager
@@ -153,10 +145,8 @@ class RunFolder:
             ) from None
 
     def figure_path(self, name: str) -> Path:
-        """Return the path of the figure ``name`` (with or without .png); its folder is created."""
-        path = self.figures / (name if Path(name).suffix else name + ".png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
+        """Return the path of a figure; ``.png`` is added to a name without suffix."""
+        return self.figures / (name if Path(name).suffix else f"{name}.png")
 
     # ------------------------------------------------------------------------------------- reading
 

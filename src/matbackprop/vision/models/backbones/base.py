@@ -169,7 +169,7 @@ class StagedBackbone(Backbone):
 
 
 class LayerStack(StagedBackbone):
-    """A stack of layers whose maps are outputs of layers.
+    """A sequence of layers. Its maps are outputs of layers.
 
     Args:
         features: the layers, applied in order. Their convolutions and poolings are square.

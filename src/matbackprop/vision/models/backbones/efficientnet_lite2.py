@@ -28,10 +28,10 @@ class _Convolution(nn.Conv2d):
         weight, bias = self.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
         kernel, stride = self.kernel_size[0], self.stride[0]
         before = (kernel - stride) // 2
-        if stride == 1:  # as much behind
+        if stride == 1:  # symmetric
             return nnf.conv2d(x, weight, bias, padding=before, groups=self.groups)
-        behind = [(-(-n // stride) - 1) * stride + kernel - n - before for n in x.shape[-2:]]
-        x = nnf.pad(x, (before, behind[1], before, behind[0]))
+        after = [(-(-n // stride) - 1) * stride + kernel - n - before for n in x.shape[-2:]]
+        x = nnf.pad(x, (before, after[1], before, after[0]))
         return nnf.conv2d(x, weight, bias, stride, groups=self.groups)
 
 

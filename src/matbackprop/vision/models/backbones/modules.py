@@ -1,6 +1,6 @@
 """Any ``nn.Module`` as a backbone, and adapters for transformers, timm and torchvision.
 
-Channels, strides and positions of the maps are measured.
+Channels, strides and cell positions of the maps are measured by running the network.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,15 @@ from matbackprop.vision.models.backbones.base import Backbone, TapInfo
 
 __all__ = ["HuggingFace", "MeasuredBackbone", "ModuleBackbone", "TimmFeatures", "TorchvisionModel"]
 
-_SIDES = (192, 256)  # both divisible by 64, so that no network of stride up to 64 rounds
+_SIDES = (192, 256)  # divisible by every stride up to 64
 
 
 class MeasuredBackbone(Backbone):
-    """A backbone around a network of another library, whose maps are measured.
+    """A backbone around any network.
 
-    Channels and strides are measured on images of two sizes. The center of the first cell is measured on the first
-    call of :meth:`info`, from the gradient of a cell; if that fails (global receptive fields, device ``meta``), cells
-    tile the image.
+    Channels and strides are measured on images of two sizes. The center of the first cell is measured by the first
+    call of :meth:`info`, from the gradient of a cell. If that is not possible (global receptive fields, device
+    ``meta``), the cells are assumed to tile the image.
 
     Args:
         network: takes images (b, 3, h, w).
@@ -140,6 +140,18 @@ def _averaging(network: nn.Module) -> nn.Module:
     return network
 
 
+@contextmanager
+def _report(problem: str, fix: str = "") -> Iterator[None]:
+    """Convert errors of a library, which raises many types, to WeightsError."""
+    try:
+        yield
+    except Exception as error:
+        raise WeightsError(f"{problem}: {str(error).splitlines()[0]}{fix}") from error
+
+
+_OFFLINE = " Without a network, download the model on another machine and use hf:FOLDER."
+
+
 class _Done(Exception):
     """The last requested map is computed."""
 
@@ -169,30 +181,20 @@ class ModuleBackbone(MeasuredBackbone):
         """Run the network up to the last of ``taps``. Of a submodule with several calls, take the last."""
         outputs: dict[str, Tensor] = {}
 
-        def see(name: str, output: Any) -> None:
+        def keep(name: str, output: Any) -> None:
             if isinstance(output, Tensor) and output.ndim == 4 and output.is_floating_point():
                 outputs.pop(name, None)
                 outputs[name] = output
             if taps is not None and name == taps[-1]:
                 raise _Done
 
-        with _watched(network, see, taps), suppress(_Done):
+        with ExitStack() as hooks, suppress(_Done):
+            for name, module in network.named_modules():
+                if name and (taps is None or name in taps):
+                    hook = module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
+                    hooks.callback(hook.remove)
             network(image)
         return outputs
-
-
-@contextmanager
-def _watched(network: nn.Module, see: Callable[[str, Any], None], names: Sequence[str] | None) -> Iterator[None]:
-    modules = {name: module for name, module in network.named_modules() if name and (names is None or name in names)}
-    handles = [
-        module.register_forward_hook(lambda _module, _inputs, output, name=name: see(name, output))
-        for name, module in modules.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class HuggingFace(MeasuredBackbone):
@@ -210,16 +212,16 @@ class HuggingFace(MeasuredBackbone):
     def __init__(self, source: str) -> None:
         with needs(f"hf:{source} needs the transformers library", "transformers"):
             from transformers import AutoBackbone, AutoConfig
-        try:
+            from transformers.utils import cached_file
+        with _report(f"hf:{source} cannot be built", _OFFLINE):
             config = AutoConfig.from_pretrained(source)
-            stages = AutoBackbone.from_config(config).stage_names
-            config.out_features = list(stages)
+            config.out_features = list(AutoBackbone.from_config(config).stage_names)
             network = AutoBackbone.from_config(config)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise WeightsError(f"hf:{source} cannot be built: {str(error).splitlines()[0]}") from error
         super().__init__(network, int(getattr(config, "patch_size", 1) or 1))
         self.source = source
-        self.mean, self.std = _normalization(source, self.mean, self.std)
+        with suppress(OSError, ValueError, KeyError, TypeError):  # few models are without this file
+            content = json.loads(Path(str(cached_file(source, "preprocessor_config.json"))).read_text())
+            self.mean, self.std = (tuple(map(float, content[f"image_{name}"])) for name in ("mean", "std"))
 
     @staticmethod
     def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
@@ -228,28 +230,10 @@ class HuggingFace(MeasuredBackbone):
 
     def load_published(self) -> None:
         """Load the published weights."""
-        try:
-            network: Any = self.network
+        network: Any = self.network
+        with _report(f"The weights of hf:{self.source} cannot be loaded", _OFFLINE):
             published = type(network).from_pretrained(self.source, out_features=list(network.out_features))
-        except (OSError, ValueError) as error:
-            raise WeightsError(
-                f"The weights of hf:{self.source} cannot be loaded: {str(error).splitlines()[0]}"
-            ) from error
         self.network.load_state_dict(published.state_dict())
-
-
-def _normalization(
-    source: str, mean: tuple[float, ...], std: tuple[float, ...]
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation from ``preprocessor_config.json`` if it exists, else the given ones."""
-    from transformers.utils import cached_file
-
-    try:
-        path = cached_file(source, "preprocessor_config.json")
-        content = json.loads(Path(str(path)).read_text())
-        return tuple(map(float, content["image_mean"])), tuple(map(float, content["image_std"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return mean, std
 
 
 class TimmFeatures(MeasuredBackbone):
@@ -290,13 +274,11 @@ class TimmFeatures(MeasuredBackbone):
 def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
     with needs(f"timm:{source} needs the timm library", "timm"):
         import timm
-    try:
+    with _report(f"timm:{source} cannot be built"):
         try:  # transformers with positions of fixed size interpolate them
             return timm.create_model(source, features_only=True, pretrained=pretrained, dynamic_img_size=True)
         except TypeError:  # networks without the option
             return timm.create_model(source, features_only=True, pretrained=pretrained)
-    except Exception as error:  # timm raises many types for unknown names, no features and no connection
-        raise WeightsError(f"timm:{source} cannot be built: {str(error).splitlines()[0]}") from error
 
 
 class TorchvisionModel(ModuleBackbone):
@@ -322,8 +304,5 @@ class TorchvisionModel(ModuleBackbone):
 def _create_torchvision(source: str, weights: str | None) -> nn.Module:
     with needs(f"torchvision:{source} needs the torchvision library", "torchvision"):
         from torchvision.models import get_model
-    try:
-        network: nn.Module = get_model(source, weights=weights)
-    except Exception as error:  # an unknown name or no connection
-        raise WeightsError(f"torchvision:{source} cannot be built: {str(error).splitlines()[0]}") from error
-    return network
+    with _report(f"torchvision:{source} cannot be built"):
+        return get_model(source, weights=weights)

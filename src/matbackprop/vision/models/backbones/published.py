@@ -86,7 +86,7 @@ ADAPTERS = {
 
 
 def check_published(name: object) -> None:
-    """Reject a backbone that is user code, because a file must not choose code to run.
+    """Reject backbones that are user code: a file must not select code to execute.
 
     Raises:
         ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
