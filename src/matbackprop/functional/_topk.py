@@ -58,65 +58,64 @@ from matbackprop.solvers.krylov import Leading, leading_pairs
 _WHOLE = 512  # up to this order, or for more than an eighth of the pairs, a full decomposition is faster
 
 
-# --- the operator, given by its products ------------------------------------------------------------------------------
-
-
 class _Products(NamedTuple):
-    """Products with A(θ), and the stopping criteria of the iterations.
+    """Products with A(θ), or −A(θ) for the smallest eigenvalues, and the limits of the iterations."""
 
-    Attributes:
-        matvec: maps columns ``(n, r)`` and θ to A(θ) times the columns.
-        tolerance: relative residual.
-        max_products: largest number of products with one vector.
-    """
+    matvec: Callable[..., Tensor]  # maps columns (n, r) and θ to A(θ) times the columns
+    tolerance: float  # relative residual
+    max_products: int  # largest number of products with one vector
 
-    matvec: Callable[..., Tensor]
-    tolerance: float
-    max_products: int
-
-    def solve(self, function: Callable[..., Tensor], b: Tensor, *params: Tensor) -> Tensor:
-        """Solve ``function(matvec, x, *params) = b`` for x by conjugate gradients."""
-        return conjugate_gradient_solve(
-            partial(function, self.matvec),
-            b,
-            params,
+    def outside(self, b: Tensor, v: Tensor, h: Tensor, params: Sequence[Tensor]) -> Tensor:
+        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B; H is diagonal up to rounding."""
+        if v.shape[0] == v.shape[1]:
+            return torch.zeros_like(v)
+        z = conjugate_gradient_solve(
+            partial(_outside, self.matvec),
+            (b - v @ (v.mH @ b)).mT,
+            (v, h, *params),
             tolerance=self.tolerance,
             max_iterations=self.max_products,
             precision=real_dtype(b.dtype),
             check=False,
-        )
+        ).mT
+        return z - v @ (v.mH @ z)
+
+
+def _outside(matvec: Callable[..., Tensor], x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
+    """(XH − AX)ᵀ given Xᵀ ``(k, n)``, with a multiple of the identity on the span of V, where it is indefinite."""
+    columns = x.mT
+    inside = v.mH @ columns
+    size = h.detach().abs().amax()
+    lift = torch.where(size == 0, 1, size) * inside - inside @ h + h @ inside
+    return (columns @ h - matvec(columns, *params) + v @ lift).mT
 
 
 class _Operator(NamedTuple):
-    """A(θ) of order n.
-
-    Attributes:
-        products: of A, or of −A for the smallest eigenvalues.
-        params: θ, in the dtype of the computation where they are floating point.
-        order: n.
-        like: a tensor of the device and dtype of results.
-        dtype: of the computation.
-        check_values: whether values are checked.
-        bad: a flag that A is not symmetric, if values are not checked; or None.
-    """
-
     products: _Products
-    params: tuple[Tensor, ...]
+    params: tuple[Tensor, ...]  # θ, floating-point tensors in the dtype of the computation
     order: int
-    like: Tensor
-    dtype: torch.dtype
+    like: Tensor  # has the device and dtype of results
+    dtype: torch.dtype  # of the computation
     check_values: bool
-    bad: Tensor | None = None
+    dense: bool = False
+    bad: Tensor | None = None  # whether A is not symmetric, if values are not checked
 
     def leading(self, k: int, generator: torch.Generator | None) -> Leading:
         """The k largest eigenpairs as constants."""
         source = torch.Generator().manual_seed(0) if generator is None else generator
         like = torch.empty(self.order, dtype=self.dtype, device=self.like.device)
         matvec, tolerance, max_products = self.products
-        params = tuple(p.detach() for p in self.params)
+        params = [p.detach() for p in self.params]
+
+        def with_params(given: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+            return lambda x: matvec(x, *given)
+
         with torch.no_grad():
             _check_products(matvec, like, params, self.check_values)
-            return leading_pairs(lambda x: matvec(x, *params), like, k, tolerance, max_products, source)
+            coarse = None
+            if self.dense and is_double(self.dtype):
+                coarse = with_params([in_precision(p, torch.float32) for p in params])
+            return leading_pairs(with_params(params), like, k, tolerance, max_products, source, coarse)
 
 
 class _Places(NamedTuple):
@@ -127,6 +126,12 @@ class _Places(NamedTuple):
     columns: Tensor
 
 
+class _SparseFactors(NamedTuple):
+    values: Tensor
+    x: Tensor
+    places: _Places
+
+
 class _SparseProduct(Operation):
     """AX for a symmetric A ``(n, n)`` with entries at given positions, with a symmetrized gradient."""
 
@@ -135,9 +140,11 @@ class _SparseProduct(Operation):
         return _sparse_product(values, x, places)
 
     @staticmethod
-    def adjoint(
-        saved: tuple[Tensor, Tensor, _Places], needed: Sequence[bool], g: Tensor
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SparseFactors:
+        return _SparseFactors(*inputs)
+
+    @staticmethod
+    def adjoint(saved: _SparseFactors, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         values, x, places = saved
         _, rows, columns = places
         g_values = None
@@ -146,7 +153,7 @@ class _SparseProduct(Operation):
         return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
 
     @staticmethod
-    def tangent(saved: tuple[Tensor, Tensor, _Places], dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
+    def tangent(saved: _SparseFactors, dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
         values, x, places = saved
         out = torch.zeros_like(x)
         if dv is not None:
@@ -182,7 +189,7 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
 
 
 def _dense_product(x: Tensor, a: Tensor) -> Tensor:
-    return a @ x
+    return (x.mH @ a).mH  # AX of a symmetric A, faster for few columns
 
 
 def _negated(matvec: Callable[..., Tensor], x: Tensor, *params: Tensor) -> Tensor:
@@ -199,7 +206,6 @@ def _symmetric_operator(
     check: bool | None,
     precision: torch.dtype | None,
 ) -> _Operator:
-    """Build the operator of a dense matrix, a sparse one or a function."""
     bad = None
     if not isinstance(a, Tensor):
         matvec, params, n, like = _check_function(a, params, n, precision)
@@ -223,11 +229,11 @@ def _symmetric_operator(
         )
     dtype = compute_dtype(precision, like.dtype)
     tolerance, max_products = limits
-    default = 1e-11 if is_double(dtype) else 1e-5
-    products = _Products(
-        matvec if largest else partial(_negated, matvec), default if tolerance is None else tolerance, max_products
-    )
-    return _Operator(products, tuple(in_precision(p, dtype) for p in params), n, like, dtype, check_values, bad)
+    if tolerance is None:
+        tolerance = 1e-11 if is_double(dtype) else 1e-5
+    dense = matvec is _dense_product
+    products = _Products(matvec if largest else partial(_negated, matvec), tolerance, max_products)
+    return _Operator(products, tuple(in_precision(p, dtype) for p in params), n, like, dtype, check_values, dense, bad)
 
 
 def _check_function(
@@ -250,9 +256,7 @@ def _check_count(k: int, n: int) -> None:
         raise DomainError(f"k must be an integer in 1 … {n} for an operator of order {n}, got {k!r}.")
 
 
-def _check_products(
-    matvec: Callable[..., Tensor], like: Tensor, params: tuple[Tensor, ...], check_values: bool
-) -> None:
+def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: Sequence[Tensor], check_values: bool) -> None:
     """Raise unless a product has the shape and dtype of its input and is symmetric for two random vectors."""
     ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
     ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
@@ -271,9 +275,6 @@ def _check_products(
         size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
         if skew > half_of_the_digits(out.dtype) * size:
             raise SymmetryError(f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors.")
-
-
-# --- eigenpairs -------------------------------------------------------------------------------------------------------
 
 
 class _Gaps(NamedTuple):
@@ -323,19 +324,7 @@ class _OperatorPairs(NamedTuple):
 
     def solve(self, b: Tensor) -> Tensor:
         """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
-        v = self.v
-        if v.shape[0] == v.shape[1]:
-            return torch.zeros_like(v)
-        z = self.products.solve(_outside, (b - v @ (v.mH @ b)).mT, self.lam, v, *self.params)
-        return (z - (z @ v.conj()) @ v.mT).mT
-
-
-def _outside(matvec: Callable[..., Tensor], x: Tensor, lam: Tensor, v: Tensor, *params: Tensor) -> Tensor:
-    """(λⱼ − A)xⱼ for rows xⱼ ``(k, n)``, replaced by the largest |λ| on the span of V, where it would be indefinite."""
-    size = lam.detach().abs().amax()
-    size = torch.where(size == 0, 1, size)
-    lift = size - (lam.unsqueeze(-1) - lam.unsqueeze(-2))
-    return lam.unsqueeze(-1) * x - matvec(x.mT, *params).mT + ((x @ v.conj()) * lift) @ v.mT
+        return self.products.outside(b, self.v, torch.diag_embed(self.lam).to(self.v.dtype), self.params)
 
 
 class _TopK(Operation):
@@ -571,9 +560,6 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         return Eigenpairs(lam.to(real_dtype(a.dtype)), largest_positive(v).to(a.dtype))
 
 
-# --- the subspace -----------------------------------------------------------------------------------------------------
-
-
 class _Basis(NamedTuple):
     products: _Products
     check_values: bool
@@ -581,22 +567,9 @@ class _Basis(NamedTuple):
     params: tuple[Tensor, ...]
 
     def solve(self, b: Tensor) -> Tensor:
-        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B."""
-        v, params = self.v, self.params
-        if v.shape[0] == v.shape[1]:
-            return torch.zeros_like(v)
-        h = symmetrize(v.mH @ self.products.matvec(v, *params))
-        z = self.products.solve(_outside_subspace, (b - v @ (v.mH @ b)).flatten(), v, h, *params).reshape(v.shape)
-        return z - v @ (v.mH @ z)
-
-
-def _outside_subspace(matvec: Callable[..., Tensor], x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
-    """XH − AX for X as one vector, with a multiple of the identity on the span of V, where it would be indefinite."""
-    whole = x.reshape(v.shape)
-    inside = v.mH @ whole
-    size = h.detach().abs().amax()
-    lift = torch.where(size == 0, 1, size) * inside - inside @ h + h @ inside
-    return (whole @ h - matvec(whole, *params) + v @ lift).flatten()
+        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B, H = VᵀAV."""
+        h = symmetrize(self.v.mH @ self.products.matvec(self.v, *self.params))
+        return self.products.outside(b, self.v, h, self.params)
 
 
 class _Subspace(Operation):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,6 +10,10 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import SolverError
+
+_BLOCK = 8  # vectors per product: their product with a dense matrix costs two to three times that of one vector
+_WIDTH = 12 * _BLOCK  # smallest size of the basis
+_COARSE = 1e-5  # relative residual of the first iteration, in single precision
 
 
 class Leading(NamedTuple):
@@ -27,114 +32,159 @@ class Leading(NamedTuple):
     scale: Tensor
 
 
-class _Budget:
-    """Products of an operator with single vectors, counted."""
+class _Ritz(NamedTuple):
+    """Approximate eigenvalues, descending, and the first eigenvectors, in rows."""
 
-    def __init__(self, products: Callable[[Tensor], Tensor], most: int, generator: torch.Generator, start: Tensor):
-        self.products, self.most, self.used, self.generator, self.like = products, most, 0, generator, start
+    values: Tensor
+    rows: Tensor
+
+
+class _Budget:
+    """Products of an operator with the rows of a matrix, counted."""
+
+    def __init__(self, products: Callable[[Tensor], Tensor], most: int, generator: torch.Generator, like: Tensor):
+        self.products, self.most, self.used, self.generator, self.like = products, most, 0, generator, like
 
     def product(self, x: Tensor) -> Tensor:
-        self.used += 1
-        return self.products(x.unsqueeze(-1)).squeeze(-1)
+        self.used += len(x)
+        out = self.products(x.mT).mT
+        if not bool(torch.isfinite(out).all()):
+            raise SolverError("A product of the operator is not finite. Look for NaN, or scale the operator.")
+        return out
 
-    def random(self) -> Tensor:
+    def random(self, rows: int) -> Tensor:
         like, generator = self.like, self.generator
-        return torch.randn(len(like), generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+        shape = rows, len(like)
+        return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
-    def refuse(self, k: int, residual: Tensor, goal: Tensor) -> None:
-        """Raise if no products are left, or a residual is not finite."""
-        if self.used >= self.most or not bool(torch.isfinite(residual).all()):
+    def check(self, k: int, residuals: Tensor, goal: Tensor) -> None:
+        """Raise if no products are left."""
+        if self.used >= self.most:
             raise SolverError(
                 f"The {k} leading eigenpairs of an operator of order {len(self.like)} did not converge in {self.used} "
-                f"products: the largest residual is {float(residual.max()):.3g}, the tolerance {float(goal):.3g}. "
-                f"Raise max_products or tolerance, choose another k (eigenvalues close to the k-th slow convergence "
-                f"down), and look for NaN."
+                f"products: the largest residual is {float(residuals.max()):.3g}, the tolerance {float(goal):.3g}. "
+                f"Raise max_products or tolerance, or choose another k (eigenvalues close to the k-th slow convergence "
+                f"down)."
             )
 
 
 def _clear(x: Tensor, *bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthogonalize x against the rows of the bases; also return its coefficients in the last one."""
-    total = torch.zeros_like(bases[-1][:, 0])
+    """Orthogonalize rows against those of the bases; also return their coefficients in the last basis."""
+    total = torch.zeros_like(x @ bases[-1].mH)
     for _ in range(2):  # twice, because of cancellation
         for basis in bases:
-            coefficients = basis.conj() @ x
+            coefficients = x @ basis.mH
             x = x - coefficients @ basis
         total = total + coefficients
     return x, total
 
 
-def _lanczos(
-    budget: _Budget, k: int, tolerance: float, locked: Tensor, floor: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Leading eigenvalues and eigenvectors, in rows, outside of the span of the locked rows, and the largest |λ| seen.
+def _orthonormal(budget: _Budget, x: Tensor, size: Tensor | float, *bases: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal rows that span those of X, orthogonal to the bases, and R with X = RᵀQ.
 
-    Lanczos with thick restarts and full orthogonalization. With a ``floor`` it stops as soon as the first eigenvalue is
-    known to be clearly below it.
+    Random rows replace those of rounding errors, compared with ``size``: the basis is then an invariant subspace.
     """
-    start = budget.random()
-    n = len(start)
-    most = min(n - len(locked), max(2 * k + 1, 20))
-    q, t = start.new_zeros(most + 1, n), start.new_zeros(most, most)
-    first, _ = _clear(start, locked)
-    q[0] = first / torch.linalg.vector_norm(first)
-    size = 0
+    q, r = torch.linalg.qr(x.mT)
+    q = q.mT
+    lost = ~(r.diagonal().abs() > 16 * torch.finfo(x.dtype).eps * size)
+    if bool(lost.any()):
+        q = torch.where(lost.unsqueeze(-1), budget.random(len(x)), q)
+    return torch.linalg.qr(_clear(q, *bases)[0].mT).Q.mT, r
+
+
+def _lanczos(
+    budget: _Budget,
+    k: int,
+    tolerance: float,
+    start: Tensor,
+    locked: Tensor,
+    floor: Tensor | None = None,
+    *,
+    restart: bool = True,
+) -> _Ritz:
+    """Leading Ritz pairs, at least k of them, outside of the span of the locked rows.
+
+    Block Lanczos with thick restarts and full orthogonalization, which starts with the rows of ``start``. It stops if
+    k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it
+    stops as soon as the first eigenvalue is known to be clearly below it.
+    """
+    n = start.shape[-1] - len(locked)
+    b = min(len(start), n)
+    width = min(n, max(_WIDTH, 2 * k + 1, 4 * b) if restart else 2 * max(_WIDTH, k))
+    q, t = start.new_zeros(width + b, start.shape[-1]), start.new_zeros(width + b, width + b)
+    q[:b], _ = _orthonormal(budget, _clear(start[:b], locked)[0], 0.0, locked)
+    done, filled = 0, b  # rows of the basis, and those that have been multiplied
     while True:
-        for j in range(size, most):
-            w, h = _clear(budget.product(q[j]), locked, q[: j + 1])
-            t[: j + 1, j], t[j, : j + 1] = h, h.conj()
-            beta = torch.linalg.vector_norm(w)
-            if not bool(beta > 16 * torch.finfo(w.dtype).eps * torch.linalg.vector_norm(h)):
-                w, _ = _clear(budget.random(), locked, q[: j + 1])  # the span is invariant: restart randomly
-                beta = 0 * beta
-                w = w / torch.linalg.vector_norm(w) if j + 1 < n - len(locked) else 0 * w
-                q[j + 1] = w
-            else:
-                q[j + 1] = w / beta
-        theta, s = torch.linalg.eigh(t)
+        w, h = _clear(budget.product(q[done:filled]), locked, q[:filled])
+        t[:filled, done:filled], t[done:filled, :filled] = h.mT, h.conj()
+        theta, s = torch.linalg.eigh(t[:filled, :filled])
         theta, s = theta.flip(-1), s.flip(-1)
-        residual = (beta * s[-1]).abs()
-        scale = theta.abs().amax()
-        goal = tolerance * scale
-        below = floor is not None and bool(theta[0] + residual[0] < floor - 0.5 * (floor - theta[0]))
-        if most == n - len(locked) or below or bool((residual[:k] <= goal).all()):
-            return theta[:k], s[:, :k].mT @ q[:-1], scale
-        budget.refuse(k, residual[:k], goal)
-        size = min(most - 1, k + (most - k) // 2)
-        q[:size], q[size] = s[:, :size].mT @ q[:-1], q[-1].clone()
-        t.zero_()
-        t.diagonal()[:size] = theta[:size]
+        if filled == n:
+            return _Ritz(theta, s.mT @ q[:filled])
+        new, r = _orthonormal(budget, w, torch.linalg.matrix_norm(h), locked, q[:filled])
+        residuals = torch.linalg.vector_norm(r @ s[done:filled], dim=0)
+        goal = tolerance * theta.abs().amax()
+        apart = 0.5 * (theta[:-1] - theta[1:])
+        ready = len(theta) > k and bool((residuals[:k] <= goal).all() & (residuals[k] <= apart[k - 1].maximum(goal)))
+        if floor is not None:
+            ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
+        full = filled + b > width < n
+        if ready or (full and not restart):
+            keep = min(len(theta), k + 1)
+            return _Ritz(theta, s[:, :keep].mT @ q[:filled])
+        budget.check(k, residuals[:k], goal)
+        if full:
+            filled = min(k + (width - k) // 2, width - 2 * b)
+            q[:filled] = s[:, :filled].mT @ q[: len(s)]
+            t = torch.diag_embed(torch.nn.functional.pad(theta[:filled], (0, len(t) - filled))).to(t.dtype)
+        done, filled = filled, min(filled + b, n)
+        q[done:filled] = new[: filled - done]
 
 
 def leading_pairs(
-    products: Callable[[Tensor], Tensor], like: Tensor, k: int, tolerance: float, most: int, generator: torch.Generator
+    products: Callable[[Tensor], Tensor],
+    like: Tensor,
+    k: int,
+    tolerance: float,
+    most: int,
+    generator: torch.Generator,
+    coarse: Callable[[Tensor], Tensor] | None = None,
 ) -> Leading:
-    """The k largest eigenvalues of a symmetric operator and their vectors, by Lanczos with thick restarts.
+    """The k largest eigenvalues of a symmetric operator and their vectors, by block Lanczos with thick restarts.
 
-    A Krylov space of one vector contains a repeated eigenvalue only once. Therefore the largest eigenvalue outside the
-    span of the pairs found is computed until it is below λ_k, which finds all copies and the gap.
+    A Krylov space of b vectors contains at most b copies of a repeated eigenvalue. If b eigenvalues found are close,
+    the largest eigenvalue outside the span of the pairs found is therefore computed until it is below λ_k.
 
     Args:
         products: maps columns ``(n, r)`` to A times them.
         like: ``(n,)`` tensor with the order, dtype and device of A.
         k: number of pairs.
         tolerance: residuals ‖Av − λv‖ to stop at, as a fraction of the largest |λ|.
-        most: largest number of products.
+        most: largest number of products with one vector.
         generator: for random vectors.
+        coarse: the same products in single precision, for the first iterations.
 
     Raises:
         SolverError: not converged.
     """
     budget = _Budget(products, most, generator, like)
-    n = len(like)
-    values, v, scale = _lanczos(budget, k, tolerance, like.new_zeros(0, n), None)
-    following = torch.full_like(scale, -torch.inf)
-    while k < n:
-        value, new, _ = _lanczos(budget, 1, tolerance, v, values[-1])
+    start, n = budget.random(_BLOCK), len(like)
+    if coarse is not None:
+        single = torch.complex64 if like.is_complex() else torch.float32
+        rough, first = _Budget(coarse, most, generator, like.to(single)), start.to(single)
+        with contextlib.suppress(SolverError):  # entries out of the range of single precision
+            start = _lanczos(rough, k + 2, _COARSE, first, first[:0], restart=False).rows.to(like.dtype)
+    values, v = _lanczos(budget, k, tolerance, start, start[:0])
+    scale = values.abs().amax()
+    following = values[k] if k < n else torch.full_like(scale, -torch.inf)
+    values, v = values[:k], v[:k]
+    while _BLOCK <= k < n and bool((values[: 1 - _BLOCK] - values[_BLOCK - 1 :] <= 1e-3 * scale).any()):
+        value, new = _lanczos(budget, 1, tolerance, budget.random(_BLOCK), v, values[-1])
+        following = value[0].maximum(following)
         if not bool(value[0] > values[-1] + tolerance * scale):
-            following = value[0]
             break
-        values, order = torch.cat([values, value]).sort(descending=True)
-        values, v = values[:k], torch.cat([v, new])[order[:k]]
-        budget.refuse(k, values, scale)
+        values, order = torch.cat([values, value[:1]]).sort(descending=True)
+        values, v, following = values[:k], torch.cat([v, new[:1]])[order[:k]], values[k]
+        budget.check(k, values, scale)
     largest = v.gather(-1, v.abs().argmax(-1, keepdim=True))
     return Leading(values, (v * torch.sgn(largest).conj()).mT, following, scale)
