@@ -205,6 +205,15 @@ def test_the_smallest_pairs_of_a_graph_with_components(n, components, k):
     torch.testing.assert_close(vectors.mT @ vectors, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-10)
 
 
+def test_an_eigenvalue_with_more_copies_than_vectors_in_a_block():
+    spectrum = torch.cat([torch.ones(12), torch.tensor([0.9, 0.8, 0.7]), torch.linspace(-0.5, 0.5, 585)]).double()
+    values, vectors = topk_eigh(lambda x: spectrum.unsqueeze(-1) * x, 10, n=600)
+    torch.testing.assert_close(values, torch.ones(10, dtype=torch.float64), rtol=0, atol=1e-11)
+    torch.testing.assert_close(vectors[:12].mT @ vectors[:12], torch.eye(10, dtype=torch.float64), rtol=0, atol=1e-9)
+    with pytest.raises(TieError, match="both sides of k = 10"):
+        topk_subspace(lambda x: spectrum.unsqueeze(-1) * x, 10, n=600)
+
+
 def graph(n, groups, degree=12, seed=0):
     """Edges inside groups of equal size, with positive weights: one large eigenvalue per group."""
     source = torch.randint(n, (n * degree // 2,), generator=generator(seed))

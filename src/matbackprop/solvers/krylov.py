@@ -106,7 +106,7 @@ def _lanczos(
 
     Block Lanczos with thick restarts and full orthogonalization, which starts with the rows of ``start``. It stops if
     k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it
-    stops as soon as the first eigenvalue is known to be clearly below it.
+    also stops if the basis is full and the first eigenvalue is clearly below the floor.
     """
     n = start.shape[-1] - len(locked)
     b = min(len(start), n)
@@ -126,9 +126,9 @@ def _lanczos(
         goal = tolerance * theta.abs().amax()
         apart = 0.5 * (theta[:-1] - theta[1:])
         ready = len(theta) > k and bool((residuals[:k] <= goal).all() & (residuals[k] <= apart[k - 1].maximum(goal)))
-        if floor is not None:
-            ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
         full = filled + b > width < n
+        if floor is not None and full:
+            ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
         if ready or (full and not restart):
             keep = min(len(theta), k + 1)
             return _Ritz(theta, s[:, :keep].mT @ q[:filled])
