@@ -21,6 +21,7 @@ from matbackprop.errors import (
     DomainError,
     DtypeError,
     NonFiniteError,
+    NumericalError,
     ShapeError,
     SymmetryError,
 )
@@ -179,6 +180,15 @@ def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
         return out
     factor = torch.where(bad, torch.nan, 1.0).to(real_dtype(out.dtype))
     return out * factor.reshape(factor.shape + (1,) * (out.ndim - factor.ndim))
+
+
+def refuse(bad: Tensor, out: Tensor, check_values: bool, error: type[NumericalError], fault: str) -> Tensor:
+    """Raise an error that counts the ``bad`` matrices ``(*batch,)``, or set them to NaN if values are not checked."""
+    if not (check_values and values_checkable(bad)):
+        return nan_where(bad, out)
+    if bool(bad.any()):
+        raise error(f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices {fault}")
+    return out
 
 
 class Prepared(NamedTuple):

@@ -1,14 +1,9 @@
 """Scalar functions g with first and second divided differences that are accurate at coincident arguments.
 
-A matrix function needs g on the spectrum, its derivative the first divided differences
-
-    g[a, b] = (g(a) − g(b)) / (a − b),   g[a, a] = g'(a),
-
-and its second derivative g[a, b, c] = (g[b, c] − g[a, b]) / (c − a). These quotients lose all digits
-as arguments approach each other. The forms below are accurate for any gap, including zero. First differences are
-tables of n² entries, computed in place, which is several times faster on the CPU than allocating memory.
-
-All functions take the parameters of g, if it has any, after the arguments: ``value(x, *params)``.
+The derivatives of a matrix function need g[a, b] = (g(a) − g(b))/(a − b), g[a, a] = g'(a), and
+g[a, b, c] = (g[b, c] − g[a, b])/(c − a). These quotients lose all digits as arguments approach each other. The forms
+below are accurate for any gap. First differences are tables of n² entries, computed in place, which is several times
+faster on the CPU. Parameters of g follow the arguments: ``value(x, *params)``.
 """
 
 from __future__ import annotations
@@ -41,13 +36,10 @@ __all__ = [
 Domain = Literal["positive", "nonnegative", "nonzero", "real"]
 Given = tuple[float | Tensor, ...]
 
-# A relative gap below this is indistinguishable from zero in every dtype; log1p(x)/x and expm1(x)/x are exactly 1
-# there.
-_SMALLEST_GAP = 1e-30
+_SMALLEST_GAP = 1e-30  # relative gap at and below which log1p(x)/x and expm1(x)/x are exactly 1
 
 
 def _ordered(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort three broadcastable tensors entry by entry."""
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     return torch.minimum(low, c), torch.maximum(low, torch.minimum(high, c)), torch.maximum(high, c)
 
@@ -67,9 +59,6 @@ def _homogeneous(degree: int, *x: Tensor) -> Iterator[Tensor]:
         for i in range(1, len(x)):
             sums[i] = sums[i - 1] + x[i] * sums[i]
         yield sums[-1]
-
-
-# --- log -------------------------------------------------------------------------------------------------------------
 
 
 def _log_first(a: Tensor, b: Tensor) -> Tensor:
@@ -97,9 +86,6 @@ def _log_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return (right * _log_tail(b, c) - left * _log_tail(a, b)) / _positive_gap(a, c) - 0.5 * left * right
 
 
-# --- square roots and the inverse: closed forms ----------------------------------------------------------------------
-
-
 def _sqrt_first(a: Tensor, b: Tensor) -> Tensor:
     return (a.sqrt() + b.sqrt()).reciprocal_()
 
@@ -125,9 +111,6 @@ def _inverse_first(a: Tensor, b: Tensor) -> Tensor:
 
 def _inverse_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return 1 / (a * b * c)
-
-
-# --- exp -------------------------------------------------------------------------------------------------------------
 
 
 def _expm1(x: Tensor) -> Tensor:
@@ -158,9 +141,6 @@ def _exp_second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return torch.where(near, b.exp() * series, far)
 
 
-# --- powers ----------------------------------------------------------------------------------------------------------
-
-
 def _log_ratio(gap: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """log(high/low), nonzero at a tie, also if the ratio overflows."""
     x = (gap / low).clamp_min_(_SMALLEST_GAP)
@@ -179,8 +159,7 @@ def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
     a, b, c = _ordered(a, b, c)
     x, y = (c - b) / b, (a - b) / b
-    # The binomial series around the middle argument if all three are close, otherwise the quotient over the widest
-    # gap.
+    # The binomial series around the middle argument if all three are close, else the quotient over the widest gap.
     near = (x - y) * p.abs().clamp_min(1) < 0.1
     u, v = torch.where(near, x, 0), torch.where(near, y, 0)
     binomial, series = 0.5 * p * (p - 1), torch.zeros_like(b)
@@ -219,24 +198,17 @@ def _integer_power(n: int) -> SpectralFunction:
     """λⁿ, whose divided differences are complete homogeneous polynomials, of the reciprocals for negative n."""
 
     def complete(degree: int, *x: Tensor) -> Tensor:
-        for last in _homogeneous(max(degree, 0), *x):  # noqa: B007
-            pass
+        *_, last = _homogeneous(max(degree, 0), *x)
         return last if degree >= 0 else torch.zeros_like(last)
 
-    def first(a: Tensor, b: Tensor) -> Tensor:
+    def difference(*x: Tensor) -> Tensor:
         if n >= 0:
-            return complete(n - 1, a, b)
-        a, b = 1 / a, 1 / b
-        return -a * b * complete(-n - 1, a, b)
-
-    def second(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        if n >= 0:
-            return complete(n - 2, a, b, c)
-        a, b, c = 1 / a, 1 / b, 1 / c
-        return a * b * c * complete(-n - 1, a, b, c)
+            return complete(n + 1 - len(x), *x)
+        x = tuple(1 / part for part in x)
+        return (-1) ** (len(x) - 1) * functools.reduce(torch.mul, x) * complete(-n - 1, *x)
 
     domain: Domain = "real" if n >= 0 else "nonzero"
-    return SpectralFunction(f"power {n}", lambda x: x**n, first, second, domain, builtin=True)
+    return SpectralFunction(f"power {n}", lambda x: x**n, difference, difference, domain, builtin=True)
 
 
 # --- user-defined functions ------------------------------------------------------------------------
@@ -265,11 +237,7 @@ _SECOND_ROUNDING = 64.0  # and in one of second order, whose terms carry more
 
 
 def _integral_or_quotient(integral: Tensor, one: Tensor, other: Tensor, gap: Tensor, units: float) -> Tensor:
-    """Return the integral unless it differs from (one − other)/gap by more than the rounding of that quotient.
-
-    The quotient loses digits as the gap shrinks; the integral loses them as the gap grows. A difference above
-    the quotient's rounding error shows that the gap is too wide for the quadrature rule.
-    """
+    """Return the integral unless it differs from the quotient by more than rounding: the gap is too wide for it."""
     closed = gap == 0
     quotient = (one - other) / torch.where(closed, 1, gap)
     rounding = units * torch.finfo(gap.dtype).eps * torch.maximum(one.abs(), other.abs()) / gap.abs()
@@ -290,10 +258,7 @@ def _first_from_derivative(g: Callable[..., Tensor], derivative: Callable[..., T
 
 
 def _second_from_derivative(first: Callable[..., Tensor], derivative: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """g[a, b, c] as ∫₀¹∫₀¹ s g''(a + s(b − a) + st(c − b)) dt ds if the gaps are small, else as the quotient.
-
-    g'' is the derivative of g' by autograd.
-    """
+    """g[a, b, c] as ∫₀¹∫₀¹ s g''(a + s(b − a) + st(c − b)) dt ds if the gaps are small, else as the quotient."""
 
     def curvature(x: Tensor, *params: Tensor) -> Tensor:
         pull: Any = torch.func.vjp(lambda y: derivative(y, *params), x)[1]
@@ -308,9 +273,6 @@ def _second_from_derivative(first: Callable[..., Tensor], derivative: Callable[.
         return _integral_or_quotient(mean, first(b, c, *params), first(a, b, *params), c - a, _SECOND_ROUNDING)
 
     return second
-
-
-# --- the object that operators take ----------------------------------------------------------------------------------
 
 
 THIRD_ORDER = (
@@ -367,10 +329,8 @@ class SpectralFunction:
     ) -> SpectralFunction:
         """Build one from g(x, \\*params) and g'(x, \\*params), elementwise functions of tensors of any shape.
 
-        Divided differences of close arguments are integrals of g' (8 Gauss points) and of its derivative by
-        autograd (5 × 5 points); those of distant arguments are quotients. The integral is used unless it
-        differs from the quotient by more than the rounding error of the quotient, so eigenvalues that differ
-        only by rounding count as equal.
+        Divided differences of close arguments are integrals of g' (8 Gauss points) and of its derivative by autograd
+        (5 × 5 points); those of distant arguments are quotients. Eigenvalues that differ by rounding count as equal.
         """
         first = _first_from_derivative(g, derivative)
         return cls(name, g, first, _second_from_derivative(first, derivative), domain)
@@ -378,11 +338,7 @@ class SpectralFunction:
 
 @dataclass(frozen=True)
 class BoundFunction:
-    """A function with its parameters, as one tensor.
-
-    The parameter of a built-in function has one value per matrix ``(*batch,)`` and is broadcast over any table
-    of the spectrum. Those of a user-defined function are one vector, which is split into their shapes.
-    """
+    """A function with its parameters: one value per matrix ``(*batch,)`` for a built-in one, else one vector of all."""
 
     function: SpectralFunction
     p: Tensor | None = None
@@ -404,19 +360,15 @@ class BoundFunction:
         return out
 
     def value(self, x: Tensor) -> Tensor:
-        """g(x)."""
         return self.function.value(x, *self._params(x))
 
     def first(self, a: Tensor, b: Tensor) -> Tensor:
-        """g[a, b]."""
         return self._difference(self.function.first, a, b)
 
     def second(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-        """g[a, b, c]."""
         return self._difference(self.function.second, a, b, c)
 
     def in_parameter(self) -> BoundFunction:
-        """∂g/∂p at the same parameter."""
         return BoundFunction(in_parameter(self.function), self.p)
 
 
@@ -456,11 +408,10 @@ def _two_pieces(
     slope: float,
     lower: Callable[[Tensor], Tensor | float] = lambda p: 0.0,
 ) -> SpectralFunction:
-    """A piecewise linear function of two pieces: a constant one, and one with slope 0 or 1 above a threshold.
+    """A constant piece, and one with slope 0 or 1 above a threshold, which is the parameter.
 
-    The threshold is passed as the exponent. ``upper`` selects the upper piece, and ``excess`` is e(λ), the difference
-    of the pieces, which avoids cancellation: for two arguments on one piece and x on the other, g[x, y, z] is
-    ±e(x)/((x − y)(x − z)). Values that are equal on both pieces are not distinguished.
+    ``upper`` selects the upper piece, and ``excess`` is e(λ), the difference of the pieces, which avoids cancellation:
+    for two arguments on one piece and x on the other, g[x, y, z] is ±e(x)/((x − y)(x − z)).
     """
 
     def value(lam: Tensor, p: Tensor) -> Tensor:
@@ -486,17 +437,13 @@ def _two_pieces(
     return _builtin(name, value, first, second)
 
 
-def _above(lam: Tensor, threshold: Tensor) -> Tensor:
-    return lam > threshold
-
-
-STEP = _two_pieces("step", _above, lambda lam, p: torch.ones_like(lam - p), slope=0)
+STEP = _two_pieces("step", torch.gt, lambda lam, p: torch.ones_like(lam - p), slope=0)
 """1 above a threshold, 0 otherwise."""
 
 KEEP_LARGE = _two_pieces("keep large", lambda lam, p: lam.abs() > p, lambda lam, p: lam + 0 * p, slope=1)
 """λ if |λ| exceeds a threshold, 0 otherwise."""
 
-CLAMP = _two_pieces("clamp", _above, lambda lam, p: lam - p, slope=1, lower=lambda p: p)
+CLAMP = _two_pieces("clamp", torch.gt, lambda lam, p: lam - p, slope=1, lower=lambda p: p)
 """The maximum of λ and a threshold."""
 
 

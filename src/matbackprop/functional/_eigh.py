@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, check_result, prepare
+from matbackprop.checks import check_result, prepare
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
@@ -138,10 +138,9 @@ def eigh(
         Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
         "EIG Variations", with K̃ for K in dU and the adjoint symmetrized.
     """
-    check_matrix(a, "a", square=True, or_complex=True)
+    ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
+    policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, ready.x.dtype)
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
-        policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, ready.x.dtype)
         lam, u = apply(_Eigh, ready.x, policy)
         lam = ready.marked(ready.back(lam)).to(real_dtype(a.dtype))
         if ready.check_values:

@@ -1,22 +1,20 @@
 """Base class of all autograd Functions: saved state, forward mode, vmap, double backward, autocast off.
 
-A subclass has four static methods:
+A subclass has four static methods and is called with :func:`apply`:
 
     forward(*inputs) → outputs
-    save(inputs, outputs) → a tuple or NamedTuple, possibly nested, of tensors and constants (default: all inputs)
+    save(inputs, outputs) → a NamedTuple, possibly nested, of tensors and constants (default: the inputs)
     adjoint(saved, needed, *gradients of the outputs) → gradients of the first inputs
     tangent(saved, *directions of the inputs) → directions of the outputs          (optional: forward mode)
 
-and is called with :func:`apply`. ``adjoint`` and ``tangent`` receive the result of ``save``. An absent gradient or
-direction is None. Everything that a second derivative depends on must be an input or an output: a saved factor that
-is neither counts as a constant in double backward. ``adjoint`` and ``tangent`` are differentiated through the
-operations that they call: plain ones, or other Functions with closed forms at ties.
+An absent gradient or direction is None. A second derivative treats a saved tensor that is neither an input nor an
+output as a constant. It differentiates ``adjoint`` and ``tangent`` through the operations that they call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,12 +89,10 @@ class Operation(Function):
     widen: ClassVar[bool] = True
     """Whether derivatives that may be differentiated again run in float64, which a user's function may not support."""
     adjoint: ClassVar[Callable[..., Any]]
-    """``adjoint(saved, needed, *gradients)``: gradients of the first inputs, one or a tuple, None if not ``needed``."""
     _with_tangent: ClassVar[type[Function]]
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Any) -> Sequence[Any]:
-        """Return the state that the derivatives need."""
+    def save(inputs: tuple[Any, ...], outputs: Any) -> tuple[Any, ...]:
         return inputs
 
     def __init_subclass__(cls) -> None:
@@ -161,18 +157,27 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
     return kind.apply(*inputs) if transforms_active() else apply_directly(kind, *inputs)
 
 
+class _Factors(NamedTuple):
+    a: Tensor
+    b: Tensor
+
+
 class _Product(Operation):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Factors:
+        return _Factors(*inputs)
+
+    @staticmethod
+    def adjoint(saved: _Factors, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = saved
         return product(g, b.mH) if needed[0] else None, product(a.mH, g) if needed[1] else None
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor | None, db: Tensor | None) -> Tensor:
+    def tangent(saved: _Factors, da: Tensor | None, db: Tensor | None) -> Tensor:
         a, b = saved
         if da is None:
             return product(a, torch.zeros_like(b) if db is None else db)
@@ -193,15 +198,15 @@ class _WithDerivatives(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> tuple[()]:
         return ()
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+    def adjoint(saved: tuple[()], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, None]:
         return g, None
 
     @staticmethod
-    def tangent(saved: Sequence[Any], d_formula: Tensor | None, d_value: Tensor | None) -> Tensor:
+    def tangent(saved: tuple[()], d_formula: Tensor | None, d_value: Tensor | None) -> Tensor:
         return torch.zeros_like(d_value) if d_formula is None else d_formula.clone()  # type: ignore[arg-type]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, nan_where, prepare
+from matbackprop.checks import prepare, refuse
 from matbackprop.divided_differences import KEEP_LARGE, without_derivatives
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -52,43 +52,26 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
     Reference:
         Eckart and Young (1936).
     """
-    check_matrix(a, "a", or_complex=True)
     check_rank(rank)
+    x, check_values, *_ = prepare(a, "a", check, precision, sizes="sums")
+    m, n = a.shape[-2:]
+    if rank >= min(m, n):
+        return a.clone()
     with autocast_off(a.device.type):
-        ready, (m, n) = prepare(a, "a", check, precision, sizes="sums"), a.shape[-2:]
-        if rank >= min(m, n):
-            return a.clone()
-        x = ready.x
         u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
         s = torch.where(s <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., :1], 0, s)  # rounding errors
-        cut = s[..., rank]
-        function, tied = KEEP_LARGE, None
-        if rank and s.numel():
-            tied = _tied(s, rank)
-            if ready.check_values:
-                _refuse_ties(tied, s, rank)
-                tied = None
-                if bool((s[..., rank - 1] == 0).any()):
-                    refusal = f"The derivative at a matrix of rank less than {rank} does not exist. Use a smaller rank."
-                    function = without_derivatives(KEEP_LARGE, refusal)
+        cut, function = s[..., rank], KEEP_LARGE
+        if check_values and rank and bool((s[..., rank - 1] == 0).any()):
+            refusal = f"The derivative at a matrix of rank less than {rank} does not exist. Use a smaller rank."
+            function = without_derivatives(KEEP_LARGE, refusal)
         v = vh.mH
         vectors = torch.cat([torch.cat([u, u], -1), torch.cat([v, -v], -1)], -2) * 0.5**0.5
         spectrum = Spectrum(torch.cat([s, -s], -1), vectors, torch.zeros_like(cut))
         top = torch.nn.functional.pad(x, (m, 0))
         whole = torch.cat([top, torch.nn.functional.pad(x.mH, (0, n))], -2)
-        return nan_where(tied, spectral(whole, spectrum, function, cut)[..., :m, m:]).to(a.dtype)
-
-
-def _tied(s: Tensor, rank: int) -> Tensor:
-    """Return whether the singular values on both sides of the cut are equal and nonzero, ``(*batch,)``."""
-    gap = s[..., rank - 1] - s[..., rank]
-    return (gap <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (s[..., rank] > 0)
-
-
-def _refuse_ties(tied: Tensor, s: Tensor, rank: int) -> None:
-    if bool(tied.any()):
-        gap = float((s[..., rank - 1] - s[..., rank]).min())
-        raise TieError(
-            f"{int(tied.sum())} of {tied.numel()} matrices have equal singular values on both sides of rank {rank} "
-            f"(gap {gap:.3g}), so the approximation is not unique. Choose another rank."
-        )
+        out = spectral(whole, spectrum, function, cut)[..., :m, m:]
+        if rank:
+            tied = (s[..., rank - 1] - cut <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (cut > 0)
+            fault = f"have equal singular values on both sides of rank {rank}. Choose another rank."
+            out = refuse(tied, out, check_values, TieError, fault)
+        return out.to(a.dtype)

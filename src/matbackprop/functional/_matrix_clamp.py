@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, prepare
+from matbackprop.checks import prepare
 from matbackprop.divided_differences import CLAMP
 from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -56,10 +56,9 @@ def matrix_clamp(
         Higham, Computing a nearest symmetric positive semidefinite matrix (1988); Huang and Van Gool, A Riemannian
         network for SPD matrix learning, AAAI 2017.
     """
-    check_matrix(a, "a", square=True, or_complex=True)
     check_least(least)
+    ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
         values, vectors = batched_eigh(ready.x.detach())
         threshold = values.new_full(values.shape[:-1], least)
         return ready.marked(spectral(ready.x, Spectrum(values, vectors), CLAMP, threshold)).to(a.dtype)

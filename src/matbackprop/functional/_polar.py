@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_matrix, check_size, nan_where, prepare
+from matbackprop.checks import check_size, prepare, refuse
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
@@ -135,20 +135,16 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
         sign = torch.where(last, torch.linalg.det(w @ vh).sign().unsqueeze(-1), 1)
         w, s = w * sign.unsqueeze(-2), s * sign
     out = apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
-    if s.numel() == 0:
+    if check_values is None or s.numel() == 0:
         return out
     least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
     tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
     bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
-    if not check_values:
-        return nan_where(bad, out) if check_values is False else out
-    if bool(bad.any()):
-        raise DomainError(
-            f"{int(bad.sum())} of {bad.numel()} matrices have no unique {what}: their smallest singular values are "
-            f"zero, or equal at a reflection ({float(least.min()):.3g} for a largest of {float(s.max()):.3g}). "
-            f"Use more or other data, or add a multiple of the expected matrix."
-        )
-    return out
+    fault = (
+        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use more or other "
+        f"data, or add a multiple of the expected matrix."
+    )
+    return refuse(bad, out, check_values, DomainError, fault)
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:
@@ -187,11 +183,10 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Reference:
         Higham, Functions of Matrices (2008), chapter 8.
     """
-    check_matrix(a, "a", or_complex=True)
+    unit, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale")
+    if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives have products of it
+        check_size(a, unit.dtype, "a", "sums")
     with autocast_off(a.device.type):
-        unit, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale")
-        if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives have products of it
-            check_size(a, unit.dtype, "a", "sums")
         x = a.to(unit.dtype)
         if a.shape[-2] >= a.shape[-1]:
             q = orthogonal_factor(unit, False, a.dtype, check_values, "polar decomposition")

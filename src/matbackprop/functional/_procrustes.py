@@ -43,9 +43,8 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     Reference:
         Levinson et al., An analysis of SVD for deep rotation estimation, NeurIPS 2020.
     """
-    check_matrix(a, "a", square=True)
+    x, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale", square=True, or_complex=False)
     with autocast_off(a.device.type):
-        x, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale", or_complex=False)
         return orthogonal_factor(x, True, a.dtype, check_values, "nearest rotation").to(a.dtype)
 
 

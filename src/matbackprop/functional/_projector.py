@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, nan_where, prepare
+from matbackprop.checks import prepare, refuse
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
@@ -17,6 +17,11 @@ from matbackprop.functional._pinv import pseudo_inverse
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
+
+
+class _Saved(NamedTuple):
+    onto: Tensor
+    inverse: Tensor
 
 
 class _Projector(Operation):
@@ -29,17 +34,17 @@ class _Projector(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        return outputs, inputs[2]
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+        return _Saved(outputs, inputs[2])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (onto, inverse), (g,) = saved, gradients
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Tensor:
+        onto, inverse = saved
         g = 2 * symmetrize(g)
         return (g - onto @ g) @ inverse.mH
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, *_: Any) -> Tensor:
+    def tangent(saved: _Saved, da: Tensor, *_: None) -> Tensor:
         onto, inverse = saved
         return 2 * symmetrize((da - onto @ da) @ inverse)
 
@@ -90,10 +95,9 @@ def projector(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
         1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
     """
-    check_matrix(a, "a", square=symmetric, or_complex=True)
+    ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=symmetric)
+    tol = rank_tolerance(a.dtype, ready.x.dtype, rank_tol)
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=symmetric)
-        tol = rank_tolerance(a.dtype, ready.x.dtype, rank_tol)
         x = ready.x.detach()
         if symmetric:
             values, u = batched_eigh(x)
@@ -108,21 +112,6 @@ def projector(
         onto = apply(_Projector, ready.x, value, inverse)
         onto = onto if ready.check_values else nan_where(values.isnan().any(-1), onto)
         return ready.marked(onto).to(a.dtype)
-
-
-def _tied(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return whether ascending eigenvalues on both sides of the cut are equal, ``(*batch,)``."""
-    inside = torch.where(chosen, values, torch.inf).amin(-1)
-    outside = torch.where(chosen, -torch.inf, values).amax(-1)
-    return inside - outside <= gap_tolerance(values.dtype, values.shape[-1]) * values.abs().amax(-1)
-
-
-def _refuse_ties(tied: Tensor) -> None:
-    if bool(tied.any()):
-        raise TieError(
-            f"{int(tied.sum())} of {max(tied.numel(), 1)} matrices have equal eigenvalues on both sides of the cut, so "
-            f"the projector is not defined. Choose another rank or threshold."
-        )
 
 
 def check_cut(rank: int | None, threshold: float | None) -> None:
@@ -171,24 +160,23 @@ def spectral_projector(
         >>> spectral_projector(torch.diag(torch.tensor([3.0, 1.0, 2.0])), rank=2).diagonal()
         tensor([1., 0., 1.])
     """
-    check_matrix(a, "a", square=True, or_complex=True)
-    n = a.shape[-1]
     check_cut(rank, threshold)
+    ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
+    n = a.shape[-1]
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must be in 0 … {n} for {n}×{n} matrices, got {rank}.")
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
         values, u = batched_eigh(ready.x.detach())
-        tied = None
         if rank is None:
             cut = values.new_full(values.shape[:-1], threshold or 0.0)
             chosen = values > cut.unsqueeze(-1)
         else:
             chosen = (torch.arange(n, device=values.device) >= n - rank).expand(values.shape)
             cut = values[..., n - rank - 1] if rank < n else values.new_full(values.shape[:-1], -torch.inf)
+        out = ready.marked(spectral(ready.x, Spectrum(values, u), STEP, cut))
         if values.numel():
-            tied = _tied(values, chosen)
-            if ready.check_values:
-                _refuse_ties(tied)
-                tied = None
-        return nan_where(tied, ready.marked(spectral(ready.x, Spectrum(values, u), STEP, cut))).to(a.dtype)
+            gap = torch.where(chosen, values, torch.inf).amin(-1) - torch.where(chosen, -torch.inf, values).amax(-1)
+            tied = gap <= gap_tolerance(values.dtype, n) * values.abs().amax(-1)
+            fault = "have equal eigenvalues on both sides of the cut. Choose another rank or threshold."
+            out = refuse(tied, out, ready.check_values, TieError, fault)
+        return out.to(a.dtype)

@@ -1,10 +1,8 @@
 """Functions of a symmetric matrix given its spectrum, with derivatives that are exact at repeated eigenvalues.
 
 With A = U diag(λ) Uᵀ the first derivative of g(A) in a direction E is U(Γ∘(UᵀEU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]
-(Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. Neither depends on the
-choice of U inside a repeated eigenvalue, so neither divides by a gap. One operation, `_Derivative`, has all orders; it
-takes A as the differentiable input and the spectrum as a constant, so derivatives are exact at ties.
-For a complex, Hermitian A, ᵀ is the conjugate transpose.
+(Daleckii–Krein), and the second in E and H is U(Σₖ g[λᵢ, λₖ, λⱼ] (ẼᵢₖH̃ₖⱼ + H̃ᵢₖẼₖⱼ))Uᵀ. `_Derivative` has all
+orders, with A as the differentiable input and the spectrum as a constant. ᵀ is the conjugate transpose.
 """
 
 from __future__ import annotations
@@ -39,10 +37,8 @@ def _contract(e: Tensor, h: Tensor, lam: Tensor, g: BoundFunction) -> Tensor:
 
 
 def _blocks(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The blocks of E inside the span of the columns of u, out of it, back into it, and inside its complement.
-
-    The block outside the span is orthogonalized twice; otherwise g''(ε) would amplify the rounding errors of E.
-    """
+    """The blocks of E inside the span of the columns of u, out of it, back into it, and inside its complement."""
+    # Orthogonalized twice, because g''(ε) amplifies rounding errors.
     left, right = u.mH @ e, e @ u
     inside = left @ u
     out, back = left - inside @ u.mH, right - u @ inside
@@ -54,8 +50,8 @@ def _blocks(e: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Spectrum(NamedTuple):
     """Eigenvalues and eigenvectors of a symmetric matrix, as constants.
 
-    ``vectors`` holds all eigenvectors in columns and ``rest`` is None; or it holds some of them, orthonormal or zero,
-    and the matrix acts as the number ``rest`` on their complement, as the covariance of few features does.
+    ``vectors`` has all eigenvectors in columns, or some of them, orthonormal or zero, if the matrix acts as the number
+    ``rest`` on their complement, as the covariance of few features does.
     """
 
     values: Tensor  # (*batch, k)
@@ -73,7 +69,6 @@ class Spectrum(NamedTuple):
         return out + torch.diag_embed(rest.expand(*rest.shape[:-1], u.shape[-2]))
 
     def first(self, g: BoundFunction, e: Tensor) -> Tensor:
-        """The derivative of g at A in the direction E."""
         lam, u, null = self
         gamma = g.first(lam.unsqueeze(-1), lam.unsqueeze(-2))
         if null is None:
@@ -84,7 +79,6 @@ class Spectrum(NamedTuple):
         return spread + g.first(null, null)[..., None, None] * rest
 
     def second(self, g: BoundFunction, e: Tensor, h: Tensor) -> Tensor:
-        """The second derivative of g at A in the directions E and H."""
         lam, u, null = self
         if null is None:
             return u @ _contract(u.mH @ e @ u, u.mH @ h @ u, lam, g) @ u.mH
@@ -142,7 +136,7 @@ class _Saved(NamedTuple):
     directions: tuple[Tensor, ...]
 
 
-def _saved(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+def _saved(inputs: tuple[Any, ...], outputs: Tensor | None) -> _Saved:
     a, p, function, values, vectors, rest, *directions = inputs
     given = tuple(e for e in directions if e is not None)
     return _Saved(Point(a, Spectrum(values, vectors, rest), function, p), given)
@@ -204,14 +198,7 @@ class _Derivative(Operation):
             if directions:
                 _refuse_order()
             terms.append(apply(_ParameterTangent, *point.inputs(dp)))
-        return functools.reduce(functools.partial(apply, _Sum), terms)
-
-
-class _SavedPart(NamedTuple):
-    a: Tensor
-    spectrum: Spectrum
-    function: SpectralFunction
-    p: Tensor | None
+        return _total(terms)
 
 
 class _OfSymmetricPart(Operation):
@@ -226,14 +213,15 @@ class _OfSymmetricPart(Operation):
         return Spectrum(values, vectors).value(BoundFunction(function, p)).to(a.dtype)
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SavedPart:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Point:
         a, values, vectors, function, p = inputs
-        return _SavedPart(a, Spectrum(values, vectors), function, p)
+        return Point(a, Spectrum(values, vectors), function, p)
 
     @staticmethod
-    def adjoint(saved: _SavedPart, needed: Sequence[bool], g: Tensor) -> Any:
-        a, dtype = saved.a, saved.spectrum.vectors.dtype
-        point = Point(symmetrize(a.to(dtype)) if differentiated_again() else a, *saved[1:])
+    def adjoint(point: Point, needed: Sequence[bool], g: Tensor) -> Any:
+        a, dtype = point.a, point.spectrum.vectors.dtype
+        if differentiated_again():
+            point = point._replace(a=symmetrize(a.to(dtype)))
         g = symmetrize(g.to(dtype))
         grad_a = point.derivative(g).to(a.dtype) if needed[0] else None
         return grad_a, None, None, None, point.parameter_gradient(g) if needed[4] else None
@@ -247,12 +235,25 @@ class _Sum(Operation):
         return x + y
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> tuple[()]:
+        return ()
+
+    @staticmethod
+    def adjoint(saved: tuple[()], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
         return g, g
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        return functools.reduce(functools.partial(apply, _Sum), (d for d in directions if d is not None))
+    def tangent(saved: tuple[()], *directions: Tensor | None) -> Tensor:
+        return _total([d for d in directions if d is not None])
+
+
+def _total(terms: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(functools.partial(apply, _Sum), terms)
+
+
+class _SavedScaled(NamedTuple):
+    q: Tensor
+    x: Tensor
 
 
 class _Scaled(Operation):
@@ -263,18 +264,17 @@ class _Scaled(Operation):
         return q[..., None, None] * x
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], g: Tensor) -> Any:
-        q, x = saved
-        return inner(x, g), q[..., None, None] * g
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SavedScaled:
+        return _SavedScaled(*inputs)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dq: Tensor | None, dx: Tensor | None) -> Tensor:
-        q, x = saved
-        terms = ([] if dq is None else [apply(_Scaled, dq, x)]) + ([] if dx is None else [apply(_Scaled, q, dx)])
-        return functools.reduce(functools.partial(apply, _Sum), terms)
+    def adjoint(saved: _SavedScaled, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
+        return inner(saved.x, g), saved.q[..., None, None] * g
 
-
-# --- parameters of user-defined functions, by autograd through g ------------------------------------------------------
+    @staticmethod
+    def tangent(saved: _SavedScaled, dq: Tensor | None, dx: Tensor | None) -> Tensor:
+        terms = [] if dq is None else [apply(_Scaled, dq, saved.x)]
+        return _total(terms if dx is None else [*terms, apply(_Scaled, saved.q, dx)])
 
 
 def _refuse_order(*_: Any) -> Any:
@@ -285,7 +285,6 @@ def _refuse_order(*_: Any) -> Any:
 
 
 def _pull(function: Callable[[Tensor], Tensor], p: Tensor, g: Tensor) -> Tensor:
-    """A vector-Jacobian product."""
     pull: Any = torch.func.vjp(function, p)[1]
     return pull(g)[0]
 
@@ -310,18 +309,9 @@ class _ParameterGradient(Operation):
     tangent = staticmethod(_refuse_order)
 
     @staticmethod
-    def forward(
-        a: Tensor,
-        p: Tensor,
-        function: SpectralFunction,
-        values: Tensor,
-        vectors: Tensor,
-        rest: Tensor | None,
-        g: Tensor,
-        e: Tensor | None,
-    ) -> Tensor:
-        point = Point(a, Spectrum(values, vectors, rest), function, p)
-        return _pull(_in_params(point, *(() if e is None else (e,))), p, g)
+    def forward(*inputs: Any) -> Tensor:
+        point, (g, *directions) = _saved(inputs, None)
+        return _pull(_in_params(point, *directions), cast(Tensor, point.p), g)
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], dp: Tensor) -> Any:
@@ -337,21 +327,14 @@ class _ParameterGradient(Operation):
 class _ParameterTangent(Operation):
     """The variation of g(A; θ) with θ."""
 
+    save = staticmethod(_saved)
     adjoint = staticmethod(_refuse_order)
     tangent = staticmethod(_refuse_order)
 
     @staticmethod
-    def forward(
-        a: Tensor,
-        p: Tensor,
-        function: SpectralFunction,
-        values: Tensor,
-        vectors: Tensor,
-        rest: Tensor | None,
-        dp: Tensor,
-        _: None,
-    ) -> Tensor:
-        return _push(_in_params(Point(a, Spectrum(values, vectors, rest), function, p)), p, dp)
+    def forward(*inputs: Any) -> Tensor:
+        point, (dp,) = _saved(inputs, None)
+        return _push(_in_params(point), cast(Tensor, point.p), dp)
 
 
 def refuse_captured(function: SpectralFunction, values: Tensor, p: Tensor | None) -> None:

@@ -25,6 +25,7 @@ from matbackprop.checks import (
     check_matrix,
     nan_where,
     prepare,
+    refuse,
     values_checkable,
     wants_check,
 )
@@ -659,10 +660,6 @@ def topk_subspace(
     with autocast_off(operator.like.device.type):
         pairs = operator.leading(k, generator)
         tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
-        if check_values and k < operator.order and bool(tied):
-            raise TieError(
-                f"The eigenvalues on both sides of k = {k} are equal, so the leading eigenspace is not determined. "
-                f"Choose another k."
-            )
         v = apply(_Subspace, operator.products, check_values, pairs.vectors, *operator.params)
-        return nan_where(operator.bad, nan_where(None if check_values else tied, v)).to(operator.like.dtype)
+        fault = f"have equal eigenvalues on both sides of k = {k}. Choose another k."
+        return nan_where(operator.bad, refuse(tied, v, check_values, TieError, fault)).to(operator.like.dtype)
