@@ -36,7 +36,6 @@ dtype; ``"large"`` limits only overflow; ``"rescale"`` multiplies by a power of 
 
 
 def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
-    """Raise unless ``a`` is a floating-point tensor of 16 bits or more, real unless ``or_complex``."""
     if not isinstance(a, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(a).__name__}.")
     if a.dtype in _FLOATING or (or_complex and a.dtype in _COMPLEX):
@@ -49,7 +48,6 @@ def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
 
 
 def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool = False) -> None:
-    """Raise unless ``a`` is a batch of (square) floating-point matrices, real unless ``or_complex``."""
     check_floating(a, name, or_complex=or_complex)
     if a.ndim < 2:
         raise ShapeError(f"{name} must have at least two dimensions (*batch, m, n), got shape {tuple(a.shape)}.")
@@ -75,24 +73,18 @@ def is_plain(*tensors: Tensor) -> bool:
 
 
 def wants_check(check: bool | None, *tensors: Tensor) -> bool:
-    """Resolve a ``check`` argument for the tensors whose values it concerns.
-
-    None checks on the CPU only, True on every device, False never. Nothing is checked while compiling, under a
-    functorch transform or on meta.
-    """
+    """Resolve a ``check`` argument: None checks on the CPU only, True on every device, False never."""
     if check is None:
         check = tensors[0].device.type == "cpu"
     return check and all(values_checkable(t) for t in tensors)
 
 
 def check_option(value: object, options: Sequence[str], name: str) -> None:
-    """Raise unless a named choice is one of the options."""
     if value not in options:
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}.")
 
 
 def check_finite(a: Tensor, name: str) -> None:
-    """Raise when ``a`` holds NaN or Inf."""
     # The sum of finite numbers is finite unless it overflows, so the usual case needs one pass and no count.
     if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
@@ -115,7 +107,6 @@ def _limits(dtype: torch.dtype, sizes: Range) -> tuple[float, float]:
 
 
 def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
-    """Raise unless the largest entry of each matrix is in a range, or zero."""
     least, most = _limits(dtype, sizes)
     if (outside := _sizes_outside(a, least, most)) is not None:
         largest, bad = outside
@@ -221,16 +212,12 @@ def prepare(
     unit: float = 0.0,
     others: Sequence[Tensor] = (),
 ) -> Prepared:
-    """Check matrices and cast them to the dtype of the computation.
+    """Check matrices ``(*batch, m, n)`` and cast them to the dtype of the computation.
 
     Args:
-        a: matrices ``(*batch, m, n)``.
-        name: used in messages.
-        check, precision: arguments of the operator.
+        a, name, check, precision: arguments of the operator.
         sizes: accepted sizes of the largest entry.
-        square: whether matrices must be square.
-        symmetric: whether they must be symmetric (and square).
-        or_complex: whether they may be complex.
+        square, symmetric, or_complex: accepted matrices.
         unit: size below which an asymmetry counts as rounding, as in `check_symmetric`.
         others: further arguments; values are checked only if those of all arguments can be read.
     """
@@ -258,10 +245,7 @@ def prepare(
 
 
 def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
-    """Raise unless ``weight`` is a mask or floating point ``(*b, m)`` on the device of ``rows`` ``(*b, m, d)``.
-
-    With ``regions`` it may also be ``(*b, r, m)``.
-    """
+    """Raise unless ``weight`` is ``(*b, m)``, or with ``regions`` ``(*b, r, m)``, for ``rows`` ``(*b, m, d)``."""
     if not isinstance(weight, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}. Pass torch.tensor({name}).")
     if weight.dtype != torch.bool and not weight.dtype.is_floating_point:
@@ -284,7 +268,6 @@ def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: s
 
 
 def check_weight_values(weight: Tensor, name: str = "weight") -> None:
-    """Raise when a weight is negative, NaN or Inf."""
     if weight.dtype == torch.bool:
         return
     check_finite(weight, name)
@@ -295,9 +278,8 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
 def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
     """Return |aᵢⱼ − āⱼᵢ| and the bound for rounding errors, both ``(*batch, n, n)``.
 
-    Entries are compared with √(rᵢrⱼ), rᵢ the largest entry of row and column i, so that a large row does not hide the
-    asymmetry of a small one. Products such as S^(−½)AS^(−½) lose an unknown number of digits by cancellation, so half
-    of the digits may differ. Rounding errors of the largest entry may occur in all entries.
+    Entries may differ by half of the digits of √(rᵢrⱼ), rᵢ the largest entry of row and column i, because products such
+    as S^(−½)AS^(−½) lose digits by cancellation, and by rounding errors of the largest entry.
     """
     size = a.abs()
     rows = torch.maximum(size.amax(-1), size.amax(-2)).clamp_min(unit)
@@ -361,7 +343,6 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
 
 
 def check_ks(ks: Sequence[int]) -> list[int]:
-    """Return numbers of regions or clusters as a list of positive integers, or raise."""
     try:
         out = [operator.index(k) for k in ks]
     except TypeError:

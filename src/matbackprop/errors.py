@@ -100,12 +100,7 @@ class MissingExtraError(ImportError):
 
 @contextmanager
 def needs(reason: str, install: str) -> Iterator[None]:
-    """Name the package to install if an import inside fails.
-
-    Args:
-        reason: the feature and its dependency, such as ``"segmentation needs scikit-image"``.
-        install: arguments of ``pip install``.
-    """
+    """Name the package to install if an import inside fails; ``install`` are arguments of ``pip install``."""
     try:
         yield
     except ImportError as error:
@@ -121,17 +116,11 @@ class GaugeWarning(NumericalWarning):
 
 
 class Problem(NamedTuple):
-    """A bad file of a data set, or a bad entry of one: readers collect it, ``data check`` prints it.
-
-    Attributes:
-        path: the file.
-        reason: the problem, and the entry that has it.
-        kind: a short label by which problems are counted.
-    """
+    """A bad file of a data set, or a bad entry of one: readers collect it, ``data check`` prints it."""
 
     path: Path
-    reason: str
-    kind: str = "bad file"
+    reason: str  # the problem, and the entry that has it
+    kind: str = "bad file"  # a label by which problems are counted
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"

@@ -39,19 +39,15 @@ def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def compute_dtype(precision: torch.dtype | None, data: torch.dtype = torch.float64) -> torch.dtype:
-    """The dtype to compute in: ``precision`` if given, float64 otherwise; complex of that precision for complex data.
-
-    float64 is the default because squaring float32 features loses the small eigenvalues.
-    """
+    """The dtype to compute in: ``precision``, float64 by default; complex of that precision for complex data."""
     if precision is None:
-        precision = torch.float64
+        precision = torch.float64  # squares of float32 features lose the small eigenvalues
     elif precision not in (torch.float32, torch.float64):
         raise DtypeError(f"precision must be torch.float32 or torch.float64, got {precision}.")
     return _COMPLEX[precision] if data.is_complex else precision
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the real part."""
     return _REAL.get(dtype, dtype)
 
 
@@ -63,15 +59,14 @@ def is_double(dtype: torch.dtype) -> bool:
 def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
     """Error of singular values or eigenvalues by rounding of the data, as a fraction of the largest.
 
-    Rounding the entries to a precision ε changes values by about ε/4 of the largest; computing the entries (in float32,
-    or in float64 for float64 data) adds some tens of ε. The dtype of the decomposition is a lower bound.
+    Rounding of entries changes values by about ε/4 of the largest. Computing them in float32, or in float64 for float64
+    data, adds some tens of ε.
     """
     eps = torch.finfo(dtype).eps
     return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
 
 
 def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
-    """Raise unless `rank_tolerance` accepts this tolerance."""
     if not (rank_tol is None or isinstance(rank_tol, torch.dtype) or 0 <= rank_tol < 1):
         raise DomainError(f"The rank tolerance must be a dtype or be in [0, 1), got {rank_tol}.")
 

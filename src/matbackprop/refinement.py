@@ -1,9 +1,8 @@
 """Decide when a Gram matrix is too inaccurate: all thresholds and noise floors.
 
 An eigensolver returns the eigenvalues of XXᵀ with an absolute error of u·λ_max. Eigenvalues far below λ_max, and their
-vectors, are inaccurate and have to be recomputed from X (:mod:`matbackprop.solvers.gram`). Operators call
-:func:`refinement_needed`. CUDA sources receive the constants as definitions. ``cuda`` and ``solvers`` both import this
-module, so that they use the same thresholds.
+vectors, have to be recomputed from X (:mod:`matbackprop.solvers.gram`). CUDA sources receive the constants as
+definitions.
 """
 
 from __future__ import annotations
@@ -48,16 +47,13 @@ def noise_floor(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> floa
 
 
 def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol: float | None = None) -> Tensor:
-    """Return whether a Gram matrix with these ascending eigenvalues is too inaccurate.
+    """Return whether a Gram matrix with these ascending eigenvalues is too inaccurate, ``(*batch,)``.
 
     Args:
-        values: λ ``(*batch, n)``, the largest last.
+        values: λ ``(*batch, n)``.
         fine: whether float64 digits are needed; otherwise those of float32.
         shift: added to the eigenvalues before they are used.
         tol: fraction of λ_max below which eigenvalues count as zero.
-
-    Returns:
-        Booleans ``(*batch,)``.
     """
     top = values[..., -1:]
     lost = values + shift < top / SPREAD[fine]

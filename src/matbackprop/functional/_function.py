@@ -92,7 +92,7 @@ class Operation(Function):
     _with_tangent: ClassVar[type[Function]]
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Any) -> tuple[Any, ...]:
+    def save(inputs: tuple[Any, ...], outputs: Any) -> Sequence[Any]:
         return inputs
 
     def __init_subclass__(cls) -> None:

@@ -19,13 +19,11 @@ from matbackprop.solvers import batched_eigh
 
 
 def check_root(p: float) -> None:
-    """Raise unless ``p`` is a positive number."""
     if isinstance(p, bool) or not isinstance(p, (int, float)) or not (math.isfinite(p) and p > 0):
         raise DomainError(f"p must be a positive number, such as 4 for the inverse fourth root, got {p!r}.")
 
 
 def check_damping(eps: float) -> None:
-    """Raise unless ``eps`` is a finite number ≥ 0."""
     if not (math.isfinite(eps) and eps >= 0):
         raise DomainError(f"eps must be a finite number ≥ 0, got {eps}.")
 
@@ -113,7 +111,6 @@ def inverse_root_in(
 
 
 def check_positive(values: Tensor, eps: float, name: str) -> None:
-    """Raise unless all damped eigenvalues are positive."""
     bad = (values <= 0).any(-1)
     if bool(bad.any()):
         raise DomainError(

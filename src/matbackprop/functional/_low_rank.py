@@ -14,7 +14,6 @@ from matbackprop.solvers import batched_svd
 
 
 def check_rank(rank: int) -> None:
-    """Raise unless ``rank`` is a non-negative integer."""
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise DomainError(f"rank must be an integer ≥ 0, got {rank!r}.")
 

@@ -16,7 +16,6 @@ from matbackprop.solvers import batched_eigh
 
 
 def check_least(least: float) -> None:
-    """Raise unless ``least`` is a finite number."""
     if not math.isfinite(least):
         raise DomainError(f"least must be finite, got {least}.")
 

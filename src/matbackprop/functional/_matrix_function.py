@@ -39,7 +39,6 @@ _REMEDY = "Add a multiple of the identity, or use second_order_pool with eps > 0
 
 
 def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
-    """Which eigenvalues are outside the domain of g."""
     if function.domain == "nonzero":
         return lam == 0
     if function.domain == "real":
@@ -48,7 +47,6 @@ def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
 
 
 def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -> None:
-    """Raise if an eigenvalue is outside the domain of g."""
     if lam.numel() and function.domain != "real" and bool(outside_domain(lam, function).any()):
         nearest = lam.flatten()[lam.abs().argmin()] if function.domain == "nonzero" else lam.min()
         raise DomainError(
@@ -60,8 +58,8 @@ def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -
 def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegative") -> Tensor:
     """Set eigenvalues of matrices of a dtype to zero that are rounding errors of the largest.
 
-    If g is not defined at zero, these are the ones within `zero_tolerance`. If it is, a positive eigenvalue is kept
-    unless it is a rounding error of the decomposition, and a negative one may be a rounding error of the data.
+    If g is defined at zero, a positive eigenvalue is kept unless it is a rounding error of the decomposition, and a
+    negative one may be a rounding error of the data.
     """
     if lam.numel() == 0 or domain == "real":
         return lam

@@ -115,7 +115,6 @@ def projector(
 
 
 def check_cut(rank: int | None, threshold: float | None) -> None:
-    """Raise unless exactly one of the two is given."""
     if (rank is None) == (threshold is None):
         raise DomainError(f"Pass either rank or threshold, got rank={rank}, threshold={threshold}.")
     if threshold is not None and math.isnan(threshold):

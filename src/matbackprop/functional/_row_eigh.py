@@ -35,8 +35,7 @@ def row_eigh(
         x: rows ``(*b, m, d)`` in the dtype of the computation.
         w: weights ≥ 0 ``(*b, m)``; may be trainable, also if they are zero.
         lost: maps eigenvalues ``(*b, d)`` to whether the product is too inaccurate ``(*b,)``.
-        ties: as in `eigh`.
-        check: as in `eigh`.
+        ties, check: as in `eigh`.
     """
     m, d = x.shape[-2:]
     decompose = partial(eigh, ties=ties, check=check, precision=real_dtype(x.dtype))

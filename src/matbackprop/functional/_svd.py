@@ -1,4 +1,4 @@
-"""The SVD layer of the paper, thin and full, for wide and tall matrices, with the adjoints of all three factors.
+"""The SVD layer, thin and full, for wide and tall matrices, with the adjoints of all three factors.
 
 With dP = UᵀdXV split into its symmetric and antisymmetric parts, the rotations of the singular vectors are
 
@@ -49,12 +49,11 @@ def _skew(a: Tensor) -> Tensor:
 
 
 def _head(a: Tensor, k: int) -> Tensor:
-    """Return the first k columns; the tensor itself if these are all, as batched gradients require."""
+    # The tensor itself if these are all columns, as batched gradients require.
     return a if a.shape[-1] == k else a.narrow(-1, 0, k)
 
 
 def _tail(a: Tensor, k: int) -> Tensor:
-    """The columns after the first k."""
     return a if k == 0 else a.narrow(-1, k, a.shape[-1] - k)
 
 
@@ -254,10 +253,7 @@ def _adjoint_by_kernel(saved: _Saved, gradients: tuple[Any, ...]) -> Tensor:
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:
-    """The part of a gradient that rotates the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others.
-
-    ``within`` (k, k) is the product of the first vectors with their gradient.
-    """
+    """The part of a gradient that rotates the first k vectors out of their span, with U₂ᵀdU₂ = 0 for the others."""
     k = within.shape[-1]
     first, g_first = _head(long, k), _head(g, k)
     if long.shape[-1] == k:

@@ -1,10 +1,10 @@
 """Policies of the decomposition layers for vectors that are not determined.
 
-At a repeated eigenvalue or singular value its vectors are determined up to a rotation, the gauge. A loss that depends
-on the gauge has no gradient there. One that does not has a gradient, but the gradients of values and vectors do
-not determine it: with c = f(λ₁) = f(λ₂) the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have the same ones if the uᵢᵀGuᵢ
-vanish, and gradients that differ by f'(λ) u₁ᵀGu₂. So a tied pair raises as soon as a gradient reaches one of its
-vectors or values, unless another policy is selected. If values cannot be checked, the gradient is NaN instead.
+The vectors of a repeated eigenvalue or singular value are determined up to a rotation, the gauge. A loss that depends
+on the gauge has no gradient there. The gradient of any other loss is not determined by those of values and vectors:
+with c = f(λ₁) = f(λ₂) the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have the same ones if the uᵢᵀGuᵢ vanish, and gradients
+that differ by f'(λ) u₁ᵀGu₂. So a tied pair raises as soon as a gradient reaches one of its vectors or values, unless
+another policy is selected. If values cannot be checked, the gradient is NaN instead.
 """
 
 from __future__ import annotations
@@ -82,11 +82,7 @@ class TiePolicy:
         return bool((gaps > self.tolerance * scale).all())
 
     def visible(self, used: Tensor, skew: Tensor, size: Tensor) -> Tensor:
-        """Return which pairs of vectors affect a loss: for ``"raise"`` those it uses, else gauge-dependent ones.
-
-        ``used`` marks vectors ``(*batch, n)``; ``skew`` ``(*batch, n, n)`` is the antisymmetric part of their
-        gradient, compared with ``size``.
-        """
+        """Return which pairs affect a loss: for ``"raise"`` those of ``used`` vectors, else gauge-dependent ones."""
         if self.ties == "raise":
             return used.unsqueeze(-1) | used.unsqueeze(-2)
         return self.gauge_dependent(skew, size)
@@ -116,11 +112,7 @@ class TiePolicy:
         return self.settle(out, (tied_pairs(values, self), variation.abs() > self.tolerance * size))
 
     def settle(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
-        """Apply the policy to a derivative ``(*batch, m, n)``, given pairs of masks.
-
-        An entry that is both tied and visible raises or warns if values are checked. Otherwise ``"raise"`` makes the
-        derivative of that matrix NaN.
-        """
+        """Apply the policy to a derivative ``(*batch, m, n)``, given masks of tied and of visible entries."""
         bad = [(tied & visible).any(-1).any(-1) for tied, visible in ties]
         return self.settle_flag(out, functools.reduce(torch.logical_or, bad))
 
@@ -158,7 +150,6 @@ def tied_pairs(values: Tensor, policy: TiePolicy, scale: Tensor | None = None) -
 
 
 def check_ties(ties: Ties, tie_tol: float | None, broadening: float) -> None:
-    """Raise unless these are options of a decomposition layer."""
     check_option(ties, get_args(Ties), "ties")
     if tie_tol is not None and not tie_tol >= 0:
         raise ConfigurationError(f"tie_tol must not be negative, got {tie_tol}.")

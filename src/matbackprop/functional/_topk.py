@@ -190,7 +190,7 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
 
 
 def _dense_product(x: Tensor, a: Tensor) -> Tensor:
-    return (x.mH @ a).mH  # AX of a symmetric A, faster for few columns
+    return a @ x if x.shape[-1] == 1 else (x.mH @ a).mH  # A is symmetric; this order is faster for few columns
 
 
 def _negated(matvec: Callable[..., Tensor], x: Tensor, *params: Tensor) -> Tensor:

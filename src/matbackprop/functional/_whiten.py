@@ -34,7 +34,6 @@ Method = Literal["zca", "pca"]
 
 
 def check_method(method: Method, eps: float) -> None:
-    """Raise unless these are options of whitening."""
     check_option(method, get_args(Method), "method")
     if not 0 < eps < math.inf:
         raise DomainError(f"eps must be positive and finite, got {eps}.")

@@ -131,10 +131,9 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
 
 
 def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Retry in float64 after a Householder similarity.
+    """Retry in float64 after a Householder similarity HAH, H = I − 2vvᵀ, which has no zero blocks.
 
-    LAPACK's divide and conquer can fail if much of a matrix is zero (Gram matrices of masked features), because
-    rounding errors underflow. H A H with a dense reflection H = I − 2vvᵀ has the same eigenvalues and no zero blocks.
+    LAPACK's divide and conquer can fail if much of a matrix is zero, because rounding errors underflow.
     """
     double = a.to(_DOUBLE.get(a.dtype, a.dtype))
     v = torch.arange(1, a.shape[-1] + 1, dtype=torch.float64).cos()

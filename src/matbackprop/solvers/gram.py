@@ -1,10 +1,9 @@
 """Eigenvectors of a Gram matrix XXᵀ to the digits of X. For complex X, ᵀ is the conjugate transpose here.
 
-An eigensolver computes eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue. With one outlier in X
-the small eigenvalues lose their digits and their eigenvectors mix. Y = QᵀX, computed from X itself, has these digits:
-its rows are rotated until they are orthogonal relative to each row's norm. A Newton step suffices for small angles;
-larger ones need a decomposition level by level, or Jacobi rotations in a CUDA kernel. :mod:`matbackprop.refinement`
-holds the thresholds.
+An eigensolver computes eigenvalues and eigenvectors of XXᵀ to rounding of the largest eigenvalue, so small eigenvalues
+lose their digits and their eigenvectors mix. Y = QᵀX, computed from X, has these digits: its rows are rotated until
+they are orthogonal relative to each row's norm. Small angles need a Newton step, larger ones a decomposition level by
+level, or Jacobi rotations in a CUDA kernel. :mod:`matbackprop.refinement` has the thresholds.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ def squared_norms(y: Tensor) -> Tensor:
 
 
 def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
-    """Squared singular values of X, set to zero at the noise floor, σ ≤ max(m, d) u σ_max.
+    """Squared singular values of X, set to zero at the noise floor, σ ≤ max(m, d) u σ_max, and if they underflow.
 
-    Those that underflow are also zero, unless ε is above the range. Directions below the noise floor would contribute
-    up to 1e-11 of a gradient, amplified by 1/ε; zeros in s remove them.
+    Directions below the noise floor would contribute up to 1e-11 of a gradient, amplified by 1/ε.
     """
     if s.shape[-1] == 0:
         return s
@@ -131,8 +129,7 @@ def newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def _separate_by_levels(q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Separate the rows of one matrix Y ``(n, k)`` and the columns of Q with them, the largest rows first.
 
-    The largest rows are accurate. The others are made orthogonal to them and decomposed separately, and so on down to
-    the noise floor.
+    The others are made orthogonal to them and decomposed separately, and so on down to the noise floor.
     """
     rest = torch.arange(len(y), device=y.device)
     s = squared_norms(y)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from matbackprop.errors import SolverError
 
-_BLOCK = 8  # vectors per product: their product with a dense matrix costs two to three times that of one vector
-_WIDTH = 12 * _BLOCK  # smallest size of the basis
+_BLOCK = 8  # vectors per product; blocks read a dense matrix a third as often
+_THREADS = 4  # from which products with a block pay, because products with one vector are limited by memory
 _COARSE = 1e-5  # relative residual of the first iteration, in single precision
 
 
@@ -85,11 +85,13 @@ def _orthonormal(budget: _Budget, x: Tensor, size: Tensor | float, *bases: Tenso
     Random rows replace those of rounding errors, compared with ``size``: the basis is then an invariant subspace.
     """
     q, r = torch.linalg.qr(x.mT)
-    q = q.mT
-    lost = ~(r.diagonal().abs() > 16 * torch.finfo(x.dtype).eps * size)
+    q, least = q.mT, r.diagonal().abs()
+    if bool((least > 1e-4 * size).all()):
+        return q, r
+    lost = ~(least > 16 * torch.finfo(x.dtype).eps * size)
     if bool(lost.any()):
         q = torch.where(lost.unsqueeze(-1), budget.random(len(x)), q)
-    return torch.linalg.qr(_clear(q, *bases)[0].mT).Q.mT, r
+    return torch.linalg.qr(_clear(q, *bases)[0].mT).Q.mT, r  # again, because rounding errors were amplified
 
 
 def _lanczos(
@@ -110,7 +112,7 @@ def _lanczos(
     """
     n = start.shape[-1] - len(locked)
     b = min(len(start), n)
-    width = min(n, max(_WIDTH, 2 * k + 1, 4 * b) if restart else 2 * max(_WIDTH, k))
+    width = min(n, max(20, 2 * k + 1, 4 * b, (12 if restart else 24) * min(b, _BLOCK)))
     q, t = start.new_zeros(width + b, start.shape[-1]), start.new_zeros(width + b, width + b)
     q[:b], _ = _orthonormal(budget, _clear(start[:b], locked)[0], 0.0, locked)
     done, filled = 0, b  # rows of the basis, and those that have been multiplied
@@ -134,7 +136,7 @@ def _lanczos(
             return _Ritz(theta, s[:, :keep].mT @ q[:filled])
         budget.check(k, residuals[:k], goal)
         if full:
-            filled = min(k + (width - k) // 2, width - 2 * b)
+            filled = min(k + (width - k) // 2, width - b)
             q[:filled] = s[:, :filled].mT @ q[: len(s)]
             t = torch.diag_embed(torch.nn.functional.pad(theta[:filled], (0, len(t) - filled))).to(t.dtype)
         done, filled = filled, min(filled + b, n)
@@ -168,8 +170,10 @@ def leading_pairs(
         SolverError: not converged.
     """
     budget = _Budget(products, most, generator, like)
-    start, n = budget.random(_BLOCK), len(like)
-    if coarse is not None:
+    n = len(like)
+    block = _BLOCK if like.is_cuda or torch.get_num_threads() >= _THREADS else 1
+    start = budget.random(block)
+    if coarse is not None and block > 1:
         single = torch.complex64 if like.is_complex() else torch.float32
         rough, first = _Budget(coarse, most, generator, like.to(single)), start.to(single)
         with contextlib.suppress(SolverError):  # entries out of the range of single precision
@@ -178,8 +182,8 @@ def leading_pairs(
     scale = values.abs().amax()
     following = values[k] if k < n else torch.full_like(scale, -torch.inf)
     values, v = values[:k], v[:k]
-    while _BLOCK <= k < n and bool((values[: 1 - _BLOCK] - values[_BLOCK - 1 :] <= 1e-3 * scale).any()):
-        value, new = _lanczos(budget, 1, tolerance, budget.random(_BLOCK), v, values[-1])
+    while block <= k < n and bool((values[: k + 1 - block] - values[block - 1 :] <= 1e-3 * scale).any()):
+        value, new = _lanczos(budget, 1, tolerance, budget.random(block), v, values[-1])
         following = value[0].maximum(following)
         if not bool(value[0] > values[-1] + tolerance * scale):
             break
