@@ -98,7 +98,7 @@ class _Operator(NamedTuple):
     like: Tensor  # has the device and dtype of results
     dtype: torch.dtype  # of the computation
     check_values: bool
-    dense: bool = False
+    dense: bool = False  # and computed in float64
     bad: Tensor | None = None  # whether A is not symmetric, if values are not checked
 
     def leading(self, k: int, generator: torch.Generator | None) -> Leading:
@@ -113,10 +113,15 @@ class _Operator(NamedTuple):
 
         with torch.no_grad():
             _check_products(matvec, like, params, self.check_values)
-            coarse = None
-            if self.dense and is_double(self.dtype):
-                coarse = with_params([in_precision(p, torch.float32) for p in params])
-            return leading_pairs(with_params(params), like, k, tolerance, max_products, source, coarse)
+            return leading_pairs(
+                with_params(params),
+                like,
+                k,
+                tolerance,
+                max_products,
+                source,
+                (lambda: with_params([in_precision(p, torch.float32) for p in params])) if self.dense else None,
+            )
 
 
 class _Places(NamedTuple):
@@ -232,7 +237,7 @@ def _symmetric_operator(
     tolerance, max_products = limits
     if tolerance is None:
         tolerance = 1e-11 if is_double(dtype) else 1e-5
-    dense = matvec is _dense_product
+    dense = matvec is _dense_product and is_double(dtype)
     products = _Products(matvec if largest else partial(_negated, matvec), tolerance, max_products)
     return _Operator(products, tuple(in_precision(p, dtype) for p in params), n, like, dtype, check_values, dense, bad)
 

@@ -107,16 +107,17 @@ def _lanczos(
     """Leading Ritz pairs, at least k of them, outside of the span of the locked rows.
 
     Block Lanczos with thick restarts and full orthogonalization, which starts with the rows of ``start``. It stops if
-    k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it
-    also stops if the basis is full and the first eigenvalue is clearly below the floor.
+    k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it also
+    stops after 12 passes or more if the first eigenvalue is clearly below the floor.
     """
     n = start.shape[-1] - len(locked)
     b = min(len(start), n)
     width = min(n, max(20, 2 * k + 1, 4 * b, (12 if restart else 24) * min(b, _BLOCK)))
     q, t = start.new_zeros(width + b, start.shape[-1]), start.new_zeros(width + b, width + b)
     q[:b], _ = _orthonormal(budget, _clear(start[:b], locked)[0], 0.0, locked)
-    done, filled = 0, b  # rows of the basis, and those that have been multiplied
+    done, filled, passes = 0, b, 0  # rows of the basis, and those that have been multiplied
     while True:
+        passes += 1
         w, h = _clear(budget.product(q[done:filled]), locked, q[:filled])
         t[:filled, done:filled], t[done:filled, :filled] = h.mT, h.conj()
         theta, s = torch.linalg.eigh(t[:filled, :filled])
@@ -129,7 +130,7 @@ def _lanczos(
         apart = 0.5 * (theta[:-1] - theta[1:])
         ready = len(theta) > k and bool((residuals[:k] <= goal).all() & (residuals[k] <= apart[k - 1].maximum(goal)))
         full = filled + b > width < n
-        if floor is not None and full:
+        if floor is not None and passes >= 12:
             ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
         if ready or (full and not restart):
             keep = min(len(theta), k + 1)
@@ -150,7 +151,7 @@ def leading_pairs(
     tolerance: float,
     most: int,
     generator: torch.Generator,
-    coarse: Callable[[Tensor], Tensor] | None = None,
+    coarse: Callable[[], Callable[[Tensor], Tensor]] | None = None,
 ) -> Leading:
     """The k largest eigenvalues of a symmetric operator and their vectors, by block Lanczos with thick restarts.
 
@@ -164,7 +165,7 @@ def leading_pairs(
         tolerance: residuals ‖Av − λv‖ to stop at, as a fraction of the largest |λ|.
         most: largest number of products with one vector.
         generator: for random vectors.
-        coarse: the same products in single precision, for the first iterations.
+        coarse: returns the same products in single precision, for the first iterations.
 
     Raises:
         SolverError: not converged.
@@ -175,7 +176,7 @@ def leading_pairs(
     start = budget.random(block)
     if coarse is not None and block > 1:
         single = torch.complex64 if like.is_complex() else torch.float32
-        rough, first = _Budget(coarse, most, generator, like.to(single)), start.to(single)
+        rough, first = _Budget(coarse(), most, generator, like.to(single)), start.to(single)
         with contextlib.suppress(SolverError):  # entries out of the range of single precision
             start = _lanczos(rough, k + 2, _COARSE, first, first[:0], restart=False).rows.to(like.dtype)
     values, v = _lanczos(budget, k, tolerance, start, start[:0])
