@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import prepare, refuse
+from matbackprop.checks import nan_where, prepare, refuse
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
