@@ -7,7 +7,7 @@ SUMMARIES = {
     "table2": "The paper's second table: full-image segmentation.",
     "backbones": "Region classification by first and second order on several backbones.",
     "bsds500": "Contours and regions of BSDS500's test images, next to published methods.",
-    "cuts": "Contour hierarchies with spectral distances in their border strengths.",
+    "cuts": "Contour hierarchies with spectral distances, trained through the eigenvectors.",
     "exact_root": "Second-order heads: exact square root against five Newton–Schulz steps.",
     "refinement": "Borders of a 12-megapixel photograph, enlarged and refined.",
     "baselines": "Table 2's methods without training, and people.",

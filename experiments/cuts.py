@@ -1,10 +1,13 @@
-"""Do normalized cuts improve a hierarchy of contours? Spectral distances as a part of border strengths.
+"""Do normalized cuts improve a hierarchy of contours? Trained end to end through ``topk_eigh``.
 
 The regions of the watershed are the nodes of a graph with the affinity Wᵢⱼ = ℓᵢⱼ exp(−sᵢⱼ/σ) for a common border of
 length ℓ and mean contour strength s. With the leading generalized eigenvectors (D − W)x = λDx, two neighbors have the
 spectral distance d = (Σₖ (xₖᵢ − xₖⱼ)²/λₖ)^½ (Arbelaez et al., PAMI 2011, section 3.2, on regions instead of pixels).
-Borders are merged by (1 − α)s + αd, where d is divided by its 95th percentile in the image. α = 0 is the hierarchy of
-the package. Every α is reported; none is chosen.
+Regions are merged by the border strength sigmoid(a + b logit s + c log d).
+
+a, b, c and σ are trained on 50 training images by the cross-entropy with the fraction of annotators who drew the
+border. The gradient of σ passes through the eigenvectors. The row without cuts trains a and b only, and the first row
+is the hierarchy of the package. Three disjoint sets of training images take the place of seeds.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.ndimage import maximum_filter
+from torch import Tensor
+from torch.nn import functional as nnf
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Results
+from experiments.runs import ExperimentConfig, Measured, Results
 from experiments.table2 import Images
 from matbackprop import topk_eigh
 from matbackprop.vision.data.bsds import BSDS, find_root
@@ -31,6 +37,7 @@ from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.loading import BOX, load_segmenter, model_folder
 from matbackprop.vision.inference.segmenting import network_contours
 from matbackprop.vision.metrics import ImageScores, paired_bootstrap, score_image, summarize
+from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
@@ -39,13 +46,18 @@ from matbackprop.vision.segmentation.regions import RegionGraph, border_strength
 from matbackprop.vision.workers import Workers
 
 SIGMA = 0.1
-"""Contour strength at which the affinity falls to 1/e, as for gPb."""
+"""Initial contour strength at which the affinity falls to 1/e, as for gPb."""
 VECTORS = 16
 """Eigenvectors, as for gPb."""
-LEVELS = np.arange(1, 100) / 100
+MARGIN = 5
+"""Side in pixels of the window in which a drawn border counts for a border of regions."""
+STEPS = 60
+"""Passes of the optimizer over the training images."""
+LEVELS = np.arange(2, 100, 3) / 100
 """Heights at which hierarchies are cut."""
+ROWS = ("package", "contours", "cuts")
 COLUMNS = {
-    "boundary F ODS": "boundary_ods", "OIS": "boundary_ois", "AP": "boundary_ap", "covering ODS": "covering_ods",
+    "boundary F ODS": "boundary_ods", "OIS": "boundary_ois", "covering ODS": "covering_ods",
     "covering OIS": "covering_ois", "covering best": "covering_best", "PRI ODS": "pri_ods", "VI ODS": "vi_ods",
     "objects ODS": "objects_ods", "paper best": "paper_best", "paper average": "paper_average",
 }  # fmt: skip
@@ -54,14 +66,14 @@ COLUMNS = {
 
 @dataclass
 class Config(ExperimentConfig):
-    """Merge borders by contour strength and spectral distance, and score the hierarchies."""
+    """Train border strengths with and without spectral distances, and score the hierarchies."""
 
     out: Path = Path("results/cuts")
     """Folder of results.jsonl and table.md. Finished runs are not repeated."""
     model: str = BOX
     """Contour network: box, a folder or a run folder."""
-    alphas: tuple[float, ...] = (0.0, 0.1, 0.2, 0.4)
-    """Weights of the spectral distance."""
+    folds: int = 3
+    """Disjoint sets of training images; each has a quarter of them."""
     images: str = "val"
     """Split that is scored."""
     workers: int = 0
@@ -70,55 +82,121 @@ class Config(ExperimentConfig):
     """Source of the images."""
 
 
-def spectral_distances(graph: RegionGraph, strengths: NDArray[np.float64]) -> NDArray[np.float64]:
+class Borders(NamedTuple):
+    """Borders between the regions of one image.
+
+    Attributes:
+        regions: their number S.
+        edges: (E, 2) pairs of regions.
+        lengths: (E,) in pixels.
+        strengths: (E,) mean contour strength.
+        agreement: (E,) mean fraction of the annotators who drew the border.
+    """
+
+    regions: int
+    edges: Tensor
+    lengths: Tensor
+    strengths: Tensor
+    agreement: Tensor
+
+
+class Weights(NamedTuple):
+    """Parameters of a border's strength; ``log_sigma`` is not used if ``spectral`` is None."""
+
+    offset: Tensor
+    contour: Tensor
+    spectral: Tensor | None
+    log_sigma: Tensor
+
+
+def spectral_distances(borders: Borders, sigma: Tensor) -> Tensor:
     """Distance (E,) of neighboring regions in the leading eigenvectors of the normalized affinity.
 
     Example:
-        >>> graph = region_graph([[0, 1, 2, 3]])
-        >>> distances = spectral_distances(graph, np.array([0.1, 0.9, 0.1]))
-        >>> int(distances.argmax())  # across the strong border
+        >>> edges = torch.tensor([[0, 1], [1, 2], [2, 3]])
+        >>> strengths = torch.tensor([0.1, 0.9, 0.1], dtype=torch.float64)
+        >>> borders = Borders(4, edges, torch.ones(3, dtype=torch.float64), strengths, strengths)
+        >>> int(spectral_distances(borders, torch.tensor(0.1)).argmax())  # across the strong border
         1
     """
-    count = len(graph.areas)
-    if count < 3:
-        return np.zeros(len(strengths))
-    weight = torch.from_numpy(graph.lengths * np.exp(-strengths / SIGMA))
-    i, j = torch.from_numpy(graph.edges.T)
-    affinity = torch.zeros(count, count, dtype=torch.float64).index_put((i, j), weight)
+    weight = borders.lengths * torch.exp(-borders.strengths / sigma)
+    i, j = borders.edges.T
+    affinity = weight.new_zeros(borders.regions, borders.regions).index_put((i, j), weight)
     affinity = affinity + affinity.mT
     scale = affinity.sum(1).rsqrt()
-    values, vectors = topk_eigh(scale[:, None] * affinity * scale, min(VECTORS, count - 1), ties="drop")
-    cut = (1 - values[1:]).clamp(min=1e-6)
-    x = scale[:, None] * vectors[:, 1:]
-    distance = ((x[i] - x[j]) / cut.sqrt()).norm(dim=1)
-    return distance.numpy()
+    values, vectors = topk_eigh(scale[:, None] * affinity * scale, min(VECTORS, borders.regions), ties="drop")
+    x = scale[:, None] * vectors[:, 1:] / (1 - values[1:]).clamp(min=1e-6).sqrt()
+    return (x[i] - x[j]).norm(dim=1)
+
+
+def border_logits(borders: Borders, weights: Weights) -> Tensor:
+    """a + b logit s + c log d of every border, with d relative to its mean square in the image."""
+    logits = weights.offset + weights.contour * torch.logit(borders.strengths, eps=1e-4)
+    if weights.spectral is None or borders.regions < 3:
+        return logits
+    squared = spectral_distances(borders, weights.log_sigma.exp()).square()
+    return logits + weights.spectral * torch.log(squared / squared.mean() + 1e-6) / 2
+
+
+def train_weights(images: Sequence[Borders], *, spectral: bool) -> Weights:
+    """Minimize the cross-entropy of the borders, each weighted by its length, by Adam."""
+
+    def parameter(value: float) -> Tensor:
+        return torch.tensor(value, dtype=torch.float64, requires_grad=True)
+
+    weights = Weights(parameter(-2.0), parameter(1.0), parameter(0.0) if spectral else None, parameter(np.log(SIGMA)))
+    trained = [value for value in weights if value is not None]
+    optimizer = torch.optim.Adam(trained if spectral else trained[:2], lr=0.05)
+    for _ in track(range(STEPS), "Training", STEPS):
+        optimizer.zero_grad()
+        for borders in images:
+            weight = borders.lengths / borders.lengths.sum() / len(images)
+            logits = border_logits(borders, weights)
+            nnf.binary_cross_entropy_with_logits(logits, borders.agreement, weight, reduction="sum").backward()
+        optimizer.step()
+    return Weights(*(None if value is None else value.detach() for value in weights))  # type: ignore[arg-type]
+
+
+class Image(NamedTuple):
+    """Regions of an image, their graph, and the segmentations that annotators drew."""
+
+    name: str
+    regions: NDArray[np.int32]
+    graph: RegionGraph
+    borders: Borders
+    people: list[NDArray[Any]]
+
+
+def image_of(name: str, contours: NDArray[np.float32], people: list[NDArray[Any]]) -> Image:
+    """Divide an image along its contours and measure its borders."""
+    regions = watershed_regions(contours)
+    graph = region_graph(regions)
+    drawn = np.mean([maximum_filter(boundary_map(labels), MARGIN) for labels in people], 0)
+    borders = Borders(
+        len(graph.areas),
+        torch.from_numpy(graph.edges),
+        torch.from_numpy(graph.lengths).double(),
+        torch.from_numpy(border_strengths(regions, graph, contours)),
+        torch.from_numpy(border_strengths(regions, graph, drawn)),
+    )
+    return Image(name, regions, graph, borders, people)
 
 
 class Scored(NamedTuple):
-    """One image: its scores for every α, the seconds that its eigenvectors took, and its regions."""
+    """Scores of one image and the seconds that its border strengths took."""
 
-    scores: list[ImageScores]
+    scores: ImageScores
     seconds: float
-    regions: int
 
 
-def score(task: tuple[str, NDArray[np.float32], list[NDArray[Any]]], alphas: Sequence[float]) -> Scored:
-    """Score the hierarchies of one image for every α."""
-    name, contours, people = task
-    regions = watershed_regions(contours)
-    graph = region_graph(regions)
-    strengths = border_strengths(regions, graph, contours)
+def score(image: Image, weights: Weights | None) -> Scored:
+    """Score the hierarchy of one image; without weights, that of the package."""
     started = time.perf_counter()
-    distances = spectral_distances(graph, strengths)
+    strengths = image.borders.strengths if weights is None else border_logits(image.borders, weights).sigmoid()
     seconds = time.perf_counter() - started
-    if len(distances) and (largest := np.quantile(distances, 0.95)) > 0:
-        distances = np.minimum(distances / largest, 1)
-    scores = []
-    for alpha in alphas:
-        tree = merge_graph(graph, (1 - alpha) * strengths + alpha * distances)
-        levels = tree.levels([tree.regions_at(height) for height in LEVELS])
-        scores.append(score_image(name, list(levels[:, regions]), people, boundary=True, objects=True))
-    return Scored(scores, seconds, len(graph.areas))
+    tree = merge_graph(image.graph, strengths.numpy())
+    levels = tree.levels([tree.regions_at(height) for height in LEVELS])[:, image.regions]
+    return Scored(score_image(image.name, list(levels), image.people, boundary=True, objects=True), seconds)
 
 
 class Cuts:
@@ -128,63 +206,73 @@ class Cuts:
         self.config, self.results = config, Results(config.out)
 
     def train(self) -> None:
-        """Score the images, unless they are scored already."""
+        """Train and score every row and fold that is missing."""
         config = self.config
-        weights = hashlib.sha256((model_folder(config.model) / "model.safetensors").read_bytes()).hexdigest()[:16]
-        root = dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache)
-        configuration = {"alphas": config.alphas, "images": config.images, "limit": config.data.limit,
-                         "sigma": SIGMA, "vectors": VECTORS, "levels": len(LEVELS)}  # fmt: skip
-        provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.images,)),
-                      "weights": weights, "device": "cpu"}  # fmt: skip
-        self.results.run("spectral", "scores", 0, provenance, lambda: self.score(BSDS(find_root(root), config.images)))
+        saved = model_folder(config.model) / "model.safetensors"
+        root = find_root(dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache))
+        fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": "cpu",
+                 "weights": hashlib.sha256(saved.read_bytes()).hexdigest()[:16]}  # fmt: skip
+        configuration = {"images": config.images, "limit": config.data.limit, "sigma": SIGMA, "vectors": VECTORS,
+                         "margin": MARGIN, "steps": STEPS, "levels": len(LEVELS)}  # fmt: skip
+        scored = list(self.images(BSDS(root, config.images)))
+        for fold in range(config.folds):
+            training: list[Borders] = []
+            for row in ROWS if fold == 0 else ROWS[1:]:
+                if row != "package" and not training:
+                    ids = BSDS(root, "train").ids[fold::4]
+                    training += [image.borders for image in self.images(BSDS(root, "train", ids=ids))]
+                provenance = {**fixed, "configuration": {**configuration, "row": row, "fold": fold}}
+                self.results.run(row, "fold", fold, provenance, partial(self.run, row, training, scored))
 
-    def score(self, data: BSDS) -> dict[str, Any]:
-        """Score every image for every α."""
-        config = self.config
-        with Workers(config.workers or processors()) as pool:
-            scored = list(pool.map(partial(score, alphas=config.alphas), self.tasks(data)))
-        return {
-            "images": len(scored),
-            "eigenvector_seconds": float(np.median([one.seconds for one in scored])),
-            "regions": float(np.median([one.regions for one in scored])),
-            "scores": {alpha: summarize([one.scores[k] for one in scored]) for k, alpha in enumerate(config.alphas)},
-            "covering": {alpha: [round(float(one.scores[k].covering.mean(1).max()), 5) for one in scored]
-                         for k, alpha in enumerate(config.alphas)},
-        }  # fmt: skip
-
-    def tasks(self, data: BSDS) -> Iterator[tuple[str, NDArray[np.float32], list[NDArray[Any]]]]:
-        """Contours of every image, and the segmentations that people drew."""
+    def images(self, data: BSDS) -> Iterator[Image]:
+        """Regions and borders of the images of a split."""
         model = load_segmenter(self.config.model, self.config.device)
         assert isinstance(model, ContourNet)
         count = min(len(data), self.config.data.limit or len(data))
-        for index in track(range(count), "Scoring images", count):
+        for index in track(range(count), "Finding contours", count):
             sample = data[index]
             people = [labels.numpy() for labels in sample.segmentations]
-            yield data.ids[index], network_contours(model, sample.image[None])[0], people
+            yield image_of(data.ids[index], network_contours(model, sample.image[None])[0], people)
+
+    def run(self, row: str, training: Sequence[Borders], images: Sequence[Image]) -> dict[str, Any]:
+        """Train a row and score it."""
+        weights = None if row == "package" else train_weights(training, spectral=row == "cuts")
+        with Workers(self.config.workers or processors()) as pool:
+            scored = list(pool.map(partial(score, weights=weights), images))
+        return {
+            "images": len(scored),
+            "weights": {name: float(w) for name, w in (weights._asdict() if weights else {}).items() if w is not None},
+            "border_seconds": float(np.median([one.seconds for one in scored])),
+            "scores": summarize([one.scores for one in scored]),
+            "covering": [round(float(one.scores.covering.mean(1).max()), 5) for one in scored],
+        }
 
     def summarize(self) -> None:
-        """Write the scores of every α, with paired intervals against contours alone."""
-        run = self.results.runs("spectral", "scores")[0]
-        metrics = run["metrics"]
-        alphas = list(metrics["scores"])
+        """Write the mean over folds, with paired intervals against contours alone."""
+        done = {row: list(self.results.runs(row, "fold").values()) for row in ROWS}
         body = []
-        for alpha in alphas:
-            scores = metrics["scores"][alpha]
-            gain = paired_bootstrap(metrics["covering"][alpha], metrics["covering"][alphas[0]])
-            difference = "" if alpha == alphas[0] else runs.interval_text(gain._asdict(), 3)
-            body.append([alpha, *(scores[name] for name in COLUMNS.values()), difference])
+        covering = {row: np.mean([run["metrics"]["covering"] for run in done[row]], 0) for row in ROWS}
+        for row, all_runs in done.items():
+            cells = [Measured.of([run["metrics"]["scores"][name] for run in all_runs]) for name in COLUMNS.values()]
+            gain = paired_bootstrap(covering[row], covering["contours"])
+            difference = "" if row == "contours" else runs.interval_text(gain._asdict(), 3)
+            body.append([row, *cells, difference, 1000 * all_runs[0]["metrics"]["border_seconds"]])
+        first = done["cuts"][0]
         note = (
-            f"{metrics['images']} images of {run['provenance']['configuration']['images']}, hierarchies cut at 99 "
-            f"heights. Difference: covering of the best level of an image against α = {alphas[0]}, with its 95 % "
-            f"interval. Eigenvectors take {metrics['eigenvector_seconds']:.3f} s for {metrics['regions']:.0f} regions "
-            "(medians)."
+            f"{first['metrics']['images']} images of {first['provenance']['configuration']['images']}, hierarchies cut "
+            f"at {len(LEVELS)} heights; mean ± deviation over {len(done['cuts'])} sets of training images. Difference: "
+            "covering of the best level of an image against the row contours, with its 95 % interval. Milliseconds: "
+            "border strengths of one image, eigenvectors included. Trained weights of cuts: "
+            + "; ".join(", ".join(f"{n} {w:.2f}" for n, w in run["metrics"]["weights"].items()) for run in done["cuts"])
+            + "."
         )
-        formats = dict.fromkeys(COLUMNS, ".3f")
-        table = Table(["α", *COLUMNS, "difference"], body, title="Spectral distances", note=note, formats=formats)
-        self.results.write_table(table, runs=[run])
+        formats = dict.fromkeys(COLUMNS, ".3f") | {"ms": ".0f"}
+        columns = ["row", *COLUMNS, "difference", "ms"]
+        table = Table(columns, body, title="Normalized cuts in the hierarchy", note=note, formats=formats)
+        self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Score and write the table."""
+    """Train, score and write the table."""
     table = Cuts(config)
     return runs.main(config, table.train, table.summarize)
