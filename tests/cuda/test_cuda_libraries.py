@@ -23,7 +23,6 @@ def test_the_library_shipped_with_torch_is_opened(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    monkeypatch.setattr(compiler, "_loaded", lambda soname: iter(()))
     monkeypatch.setattr(compiler.sys, "platform", "linux")
     monkeypatch.setattr(ctypes, "CDLL", lambda path: opened.append(path) or "library")
     assert compiler.load_library.__wrapped__("cusolver") == "library"

@@ -14,9 +14,8 @@ import os
 import re
 import struct
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -74,38 +73,21 @@ _SONAMES = {
 }
 
 
-def _loaded(soname: str) -> Iterator[str]:
-    """Paths of a library that this process has mapped already (Linux)."""
-    maps = Path("/proc/self/maps")
-    if maps.exists():
-        for line in maps.read_text().splitlines():
-            if soname in line:
-                yield line.split(maxsplit=5)[-1]
-
-
-def _installed(soname: str) -> Iterator[str]:
-    """Paths of a library in torch's folder and in the nvidia packages next to it."""
-    package = Path(torch.__file__).parent
-    for folder in (package / "lib", package.parent / "nvidia"):
-        yield from (str(path) for path in sorted(folder.glob(f"**/{soname}")))
-
-
 @functools.cache
 def load_library(name: str) -> ctypes.CDLL | None:
     """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or if it is missing.
 
-    The copy that torch has loaded comes first, then the copies of torch's packages, then the system's search path.
+    Copies in torch's folder and in the nvidia packages next to it come first, then the system's search path.
     """
     if torch.version.cuda is None:
         return None
     sonames = [s for s in _SONAMES[name] if s.endswith(".dll") == (sys.platform == "win32")]
-    for find in (_loaded, _installed, lambda soname: [soname]):
-        for soname in sonames:
-            for path in find(soname):
-                try:
-                    return ctypes.CDLL(path)
-                except OSError:
-                    continue
+    package = Path(torch.__file__).parent
+    folders = (package / "lib", package.parent / "nvidia")
+    shipped = [str(path) for soname in sonames for folder in folders for path in sorted(folder.glob(f"**/{soname}"))]
+    for path in shipped + sonames:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(path)
     return None
 
 
@@ -171,7 +153,7 @@ def cached_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) 
     """:func:`compile_cubin`, or its earlier result from disk.
 
     A file is named by a hash of source, definitions, architecture and compiler version, and starts with a checksum. A
-    corrupt file is recompiled and rewritten. A folder that is not writable is not used.
+    corrupt or incomplete file is recompiled and rewritten. A folder that is not writable is not used.
     """
     identity = repr((text, architecture, sorted(defines.items()), compiler_version()))
     name = hashlib.sha256(identity.encode()).hexdigest()
@@ -182,21 +164,9 @@ def cached_cubin(text: str, architecture: str, defines: Mapping[str, Constant]) 
             return cubin
     cubin = compile_cubin(text, architecture, defines)
     with contextlib.suppress(OSError, RuntimeError):
-        _write(_cache_folder() / f"{name}.cubin", hashlib.sha256(cubin).digest() + cubin)
+        _cache_folder().mkdir(parents=True, exist_ok=True)
+        (_cache_folder() / f"{name}.cubin").write_bytes(hashlib.sha256(cubin).digest() + cubin)
     return cubin
-
-
-def _write(file: Path, content: bytes) -> None:
-    """Write a file atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(content)
-        os.replace(temporary, file)
-    except OSError:
-        os.unlink(temporary)
-        raise
 
 
 def _check(status: int, what: str) -> None:

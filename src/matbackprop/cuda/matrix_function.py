@@ -28,6 +28,7 @@ from matbackprop.cuda.compiler import (
     shared_limit,
 )
 from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.pool_parts import squares
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
@@ -102,15 +103,11 @@ def _kernels_of_parts(a: Tensor, function: str) -> Module:
     return PARTS.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
 
 
-def _squares(count: int, n: int) -> tuple[int]:
-    return (count * (-(-n // pool_parts.EDGE)) ** 2,)
-
-
 def _doubled(x: Tensor, kernels: Module) -> Tensor:
     """X + Xᵀ ``(count, n, n)`` in float64."""
     n = x.shape[-1]
     out = torch.empty((x.numel() // (n * n), n, n), dtype=torch.float64, device=x.device)
-    kernels.launch("pool_symmetric", _squares(len(out), n), _THREADS, 0, (x.data_ptr(), out.data_ptr(), n))
+    kernels.launch("pool_symmetric", squares(len(out), n), _THREADS, 0, (x.data_ptr(), out.data_ptr(), n))
     return out
 
 
@@ -119,7 +116,7 @@ def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
     count, n, _ = product.shape
     out = torch.empty_like(like)
     unused = product.data_ptr()  # ε, which the primal form does not read here
-    kernels.launch("pool_finish", _squares(count, n), _THREADS, 0, (product.data_ptr(), unused, out.data_ptr(), n))
+    kernels.launch("pool_finish", squares(count, n), _THREADS, 0, (product.data_ptr(), unused, out.data_ptr(), n))
     return out
 
 
@@ -153,17 +150,10 @@ def matrix_function(
     a: Tensor, function: str, rounding: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
 ) -> Tensor:
     """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the same operator without the kernels."""
+    value, slope = functools.partial(forward_in_parts, solve=solve), gradient_in_parts
     if on_chip(a.shape[-1], shared_limit(a.get_device())):
-        pair = Pair(
-            functools.partial(forward, function=function, rounding=rounding),
-            functools.partial(gradient, function=function),
-            general,
-        )
-    else:
-        pair = Pair(
-            functools.partial(forward_in_parts, function=function, rounding=rounding, solve=solve),
-            functools.partial(gradient_in_parts, function=function),
-            general,
-        )
+        value, slope = functools.partial(forward), gradient
+    value = functools.partial(value, function=function, rounding=rounding)
+    pair = Pair(value, functools.partial(slope, function=function), general)
     wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
     return call_pair(wide.contiguous(), pair).to(a.dtype)

@@ -45,49 +45,20 @@ PREPARE = Source("pool_prepare.cu", REAL="double", STRIP=_STRIP, MAX_THREADS=_PR
 _WEIGHTS = {torch.bool: "bool", torch.float32: "float", torch.float64: "double"}
 
 
-class _Factors(NamedTuple):
-    """Addresses of s and weights ``(count, n)``, Qᵀ ``(count, n, n)`` and Y ``(count, n, length)``."""
+class Factors(NamedTuple):
+    """Saved for the gradient, in float64. X is F for m < d and Fᵀ otherwise; n is its number of rows."""
 
-    s: int
-    weights: int
-    vectors: int
-    y: int
-
-
-class Form(NamedTuple):
-    """How features are pooled.
-
-    Attributes:
-        thin: whether X is F, for fewer rows than columns, instead of Fᵀ.
-        n: rows of X, the smaller side of F.
-        length: columns of X.
-        threads, shared: of a block of the eigensolver, and its bytes of shared memory.
-    """
-
-    thin: bool
-    n: int
-    length: int
-    threads: int
-    shared: int
-
-    def factors(self, work: Tensor, count: int) -> _Factors:
-        """Addresses of the factors in one allocation."""
-        s = work.data_ptr()
-        weights = s + count * self.n * _REAL_BYTES
-        vectors = weights + count * self.n * _REAL_BYTES
-        return _Factors(s, weights, vectors, vectors + count * self.n**2 * _REAL_BYTES)
-
-    def panel(self, factors: _Factors) -> int:
-        """The address of Y, or Qᵀ if not thin, from whose rows C is computed."""
-        return factors.y if self.thin else factors.vectors
+    s: Tensor  # squared singular values of F (count, n), zero at the noise floor
+    weights: Tensor  # (count, n)
+    vectors: Tensor  # Qᵀ (count, n, n), eigenvectors in rows
+    y: Tensor  # QᵀX (count, n, length)
 
 
 @functools.cache
-def form_of(m: int, d: int) -> Form:
-    """The form that features ``(*batch, m, d)`` are pooled in."""
-    n, length = min(m, d), max(m, d)
+def _block(n: int) -> tuple[int, int]:
+    """Threads and bytes of shared memory of a block of the eigensolver."""
     sizes = jacobi.Sizes(n)
-    return Form(m < d, n, length, sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n)))
+    return sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n))
 
 
 def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
@@ -115,7 +86,7 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
 def on_chip(m: int, d: int, shared_limit: int) -> bool:
     """Return whether a matrix fits into ``shared_limit`` bytes of shared memory; otherwise use :mod:`pool_parts`."""
     short = min(m, d) <= jacobi.MAX_ORDER and (m < d or m <= _MAX_ROWS)
-    return short and form_of(m, d).shared <= shared_limit
+    return short and _block(min(m, d))[1] <= shared_limit
 
 
 def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
@@ -131,46 +102,42 @@ def _tiles(length: int) -> int:
 
 def forward(
     f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, kernels: Module | None = None
-) -> tuple[Tensor, Tensor]:
-    """C ``(*batch, d, d)`` in a dtype, float32 or float64, and the factors that :func:`gradient` needs, in float64.
+) -> tuple[Tensor, Factors]:
+    """C ``(*batch, d, d)`` in a dtype, float32 or float64, and the factors that :func:`gradient` needs.
 
     F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels``
     replace those of the device of F.
     """
     *batch, m, d = f.shape
-    count, form = f.numel() // (m * d), form_of(m, d)
-    n, length = form.n, form.length
+    count, n, length = f.numel() // (m * d), min(m, d), max(m, d)
     kernels = kernels or _kernels(f, dtype, function)
     c = torch.empty((*batch, d, d), dtype=dtype, device=f.device)
-    work = torch.empty(count * n * (2 + n + length), dtype=torch.float64, device=f.device)
-    factors, shift = form.factors(work, count), _eps_arguments(eps)
-    given = (f.data_ptr(), *shift, *factors, n, length)
-    kernels.launch("pool_spectrum", (count,), form.threads, form.shared, given)
+    shapes = ((count, n), (count, n), (count, n, n), (count, n, length))
+    factors = Factors(*(torch.empty(shape, dtype=torch.float64, device=f.device) for shape in shapes))
+    s, weights, vectors, y = (t.data_ptr() for t in factors)
+    shift = _eps_arguments(eps)
+    kernels.launch("pool_spectrum", (count,), *_block(n), (f.data_ptr(), *shift, s, weights, vectors, y, n, length))
     pairs = _tiles(d) * (_tiles(d) + 1) // 2
-    summed = (form.panel(factors), factors.weights, *shift, c.data_ptr(), n, d)
+    summed = (y if m < d else vectors, weights, *shift, c.data_ptr(), n, d)
     kernels.launch("pool_output", (count, pairs), PRODUCT_THREADS, 0, summed)
-    return c, work
+    return c, factors
 
 
 def gradient(
-    g: Tensor, f: Tensor, eps: float | Tensor, work: Tensor, function: str, kernels: Module | None = None
+    g: Tensor, f: Tensor, eps: float | Tensor, factors: Factors, function: str, kernels: Module | None = None
 ) -> Tensor:
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part is used."""
     m, d = f.shape[-2:]
-    count, form = f.numel() // (m * d), form_of(m, d)
-    n, length = form.n, form.length
+    count, n, length = factors.y.shape
     kernels = kernels or _kernels(f, g.dtype, function)
-    out = torch.empty_like(f)
-    blocks = 2 if form.thin else 1  # of rows in the gradient: Y, and T if thin
-    space = torch.empty(count * n * (d + blocks * n), dtype=torch.float64, device=f.device)
-    t = space.data_ptr()
-    mixing = t + count * n * d * _REAL_BYTES
-    factors = form.factors(work, count)
-    panel = form.panel(factors)
-    kernels.launch("pool_project", (count, _tiles(d)), PRODUCT_THREADS, 0, (panel, g.data_ptr(), t, n, d))
-    inner = (panel, t, *factors[:3], *_eps_arguments(eps), mixing, n, d)
+    out, t = torch.empty_like(f), factors.y.new_empty(count, n, d)
+    mixing = factors.y.new_empty(count, n, 2 * n if m < d else n)  # coefficients of Y, and of T if m < d
+    s, weights, vectors, y = (x.data_ptr() for x in factors)
+    panel = y if m < d else vectors
+    kernels.launch("pool_project", (count, _tiles(d)), PRODUCT_THREADS, 0, (panel, g.data_ptr(), t.data_ptr(), n, d))
+    inner = (panel, t.data_ptr(), s, weights, vectors, *_eps_arguments(eps), mixing.data_ptr(), n, d)
     kernels.launch("pool_mixing", (count,), PRODUCT_THREADS, n * n * _REAL_BYTES, inner)
-    mixed = (mixing, factors.y, t, out.data_ptr(), n, length)
+    mixed = (mixing.data_ptr(), y, t.data_ptr(), out.data_ptr(), n, length)
     kernels.launch("pool_gradient", (count, _tiles(length)), PRODUCT_THREADS, 0, mixed)
     return out
 
@@ -237,15 +204,14 @@ class _Pooling(NamedTuple):
         return prepare_gradient(self._gradient(g, rows, *factors), f, self.weight, self.center)
 
     def _pool(self, rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if not self.on_chip:
-            return pool_parts.forward(rows, self.eps, self.function, self.dtype, self.solve)
-        c, work = forward(rows, self.eps, self.function, self.dtype)
-        return c, (work,)
+        if self.on_chip:
+            return forward(rows, self.eps, self.function, self.dtype)
+        return pool_parts.forward(rows, self.eps, self.function, self.dtype, self.solve)
 
     def _gradient(self, g: Tensor, rows: Tensor, *factors: Tensor) -> Tensor:
-        if not self.on_chip:
-            return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function)
-        return gradient(g, rows, self.eps, factors[0], self.function)
+        if self.on_chip:
+            return gradient(g, rows, self.eps, Factors(*factors), self.function)
+        return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function)
 
 
 def pool(

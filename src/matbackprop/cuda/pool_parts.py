@@ -49,7 +49,8 @@ def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
     return SOURCES[m < d].on(f.get_device(), IN=TYPES[dtype], FUNCTION=POOL_FUNCTIONS[function])
 
 
-def _squares(count: int, d: int) -> tuple[int]:
+def squares(count: int, d: int) -> tuple[int]:
+    """The grid of one block per square of d×d matrices."""
     return (count * (-(-d // EDGE)) ** 2,)
 
 
@@ -75,7 +76,7 @@ def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, s
     product = torch.bmm(scaled.mT, a)
     c = torch.empty((*batch, d, d), dtype=dtype, device=f.device)
     finished = (product.data_ptr(), shift.data_ptr(), c.data_ptr(), d)
-    kernels.launch("pool_finish", _squares(count, d), _THREADS, 0, finished)
+    kernels.launch("pool_finish", squares(count, d), _THREADS, 0, finished)
     return c, Factors(s, weights, q, y, shift)
 
 
@@ -87,7 +88,7 @@ def gradient(g: Tensor, f: Tensor, factors: Factors, function: str) -> Tensor:
     count, n = s.shape
     a = y if m < d else q.mT
     e = y.new_empty((count, d, d))
-    kernels.launch("pool_symmetric", _squares(count, d), _THREADS, 0, (g.data_ptr(), e.data_ptr(), d))
+    kernels.launch("pool_symmetric", squares(count, d), _THREADS, 0, (g.data_ptr(), e.data_ptr(), d))
     t = torch.bmm(a, e)
     w = torch.bmm(t, a.mT)
     addresses = (x.data_ptr() for x in (w, t, s, weights, eps))

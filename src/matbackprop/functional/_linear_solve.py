@@ -1,9 +1,4 @@
-"""Solutions of linear systems A(θ)x = b, differentiated implicitly at the solution instead of through iterations.
-
-The adjoint of x = A⁻¹b is another system with the same matrix: λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ. It does not depend on
-the solver: a factorization (:func:`linear_solve`), or conjugate gradients, which need only products
-(:func:`conjugate_gradient_solve`). :func:`gaussian_crf`, the mode of a Gaussian random field, uses both.
-"""
+"""Solutions of linear systems A(θ)x = b, differentiated implicitly at the solution instead of through iterations."""
 
 from __future__ import annotations
 
@@ -245,7 +240,10 @@ class _System(NamedTuple):
             pq = _dot(p, q)
             failed = failed | (active & ~((rz > 0) & (pq > 0) & torch.isfinite(rz) & torch.isfinite(pq)))
             if tolerance is not None and bool(failed.any()):
-                raise _indefinite(bool((failed & ~(rz > 0)).any()))
+                raise SolverError(
+                    "Conjugate gradients found a direction of nonpositive curvature, or NaN: A or the preconditioner "
+                    "is not positive definite. Add a multiple of the identity, or use linear_solve with the matrix."
+                )
             active = active & ~failed
             alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
             x, r = x + alpha * p, r - alpha * q
@@ -263,18 +261,6 @@ class _System(NamedTuple):
 
     def _precondition(self, r: Tensor) -> Tensor:
         return r if self.preconditioner is None else r * self.preconditioner
-
-
-def _indefinite(preconditioner: bool) -> SolverError:
-    if preconditioner:
-        return SolverError(
-            "The preconditioner of conjugate gradients is not positive definite, or NaN. Its entries must "
-            "be positive: they approximate the inverse of the diagonal of a positive definite A."
-        )
-    return SolverError(
-        "Conjugate gradients found a direction of non-positive curvature, or NaN: A is not positive definite. Add a "
-        "multiple of the identity, or use linear_solve with the matrix."
-    )
 
 
 def _products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
@@ -541,7 +527,10 @@ def gaussian_crf(
         if f.shape[:-1] != c.shape:
             sizes = ", ".join(map(str, c.shape))
             raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
-        inverse = _inverse_diagonal(c.detach(), f.detach(), check_values)
+        total = f.sum(-2, keepdim=True)
+        if check_values:
+            _check_confidence(c, (f * total).sum(-1))
+        inverse = (c + (f * (total - f)).sum(-1)).reciprocal()  # of the diagonal
         if not vector:  # the columns become a batch
             right, c, f, inverse = right.mT, c.unsqueeze(-2), f.unsqueeze(-3), inverse.unsqueeze(-2)
         x = conjugate_gradient_solve(
@@ -555,17 +544,3 @@ def gaussian_crf(
             check=False,
         )
         return (x if vector else x.mT).to(mean.dtype)
-
-
-def _inverse_diagonal(c: Tensor, f: Tensor, check_values: bool) -> Tensor:
-    """The inverse of the diagonal of [c] + D − FFᵀ, which must be positive."""
-    total = f.sum(-2, keepdim=True)
-    diagonal = c + (f * (total - f)).sum(-1)
-    if check_values:
-        _check_confidence(c, (f * total).sum(-1))
-        if not bool((diagonal > 0).all()):
-            raise NumericalError(
-                f"{int((~(diagonal > 0)).sum())} of {diagonal.numel()} entries of the diagonal of [c] + D − FFᵀ are "
-                f"not positive, so the field has no mode. Make the features non-negative or raise the confidence."
-            )
-    return diagonal.reciprocal()

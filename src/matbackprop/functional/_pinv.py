@@ -53,6 +53,12 @@ class _Factors(NamedTuple):
         return v @ (self.p * x.mH + self.q * x) @ u.mH
 
 
+class _Saved(NamedTuple):
+    a: Tensor
+    inverse: Tensor
+    factors: _Factors
+
+
 class _PseudoInverse(Operation):
     """A⁺, given its value and the factors of A. It is an output, so that derivatives of the adjoint include it."""
 
@@ -63,20 +69,20 @@ class _PseudoInverse(Operation):
         return value.clone()  # torch.compile without gradients does not support *arguments here
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
         a, _, *factors = inputs
-        return a, outputs, _Factors(*factors)
+        return _Saved(a, outputs, _Factors(*factors))
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (a, inverse, factors), (g,) = saved, gradients
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Tensor:
+        a, inverse, factors = saved
         back = inverse.mH
         one = _outside(g.mH, a, inverse, factors.left) @ inverse @ back
         other = _outside(g, a.mH, back, factors.right) @ back @ inverse
         return one + other.mH - back @ g @ back + factors.coupled(g, factors.v, factors.u)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], da: Tensor, *_: None) -> Tensor:
+    def tangent(saved: _Saved, da: Tensor, *_: None) -> Tensor:
         a, inverse, factors = saved
         back = inverse.mH
         one = _outside(da, a, inverse, factors.left) @ inverse @ back

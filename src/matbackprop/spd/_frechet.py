@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,17 @@ from matbackprop.solvers import batched_eigh, batched_svd
 __all__ = ["frechet_distance", "squared_bures_distance"]
 
 
+class _Gradient(NamedTuple):
+    g: Tensor
+    silent: bool
+    x: Tensor
+    y: Tensor
+
+    def refuse(self) -> None:
+        if not self.silent:
+            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
+
+
 class _Once(Operation):
     """A gradient without derivatives: they raise an error, or are NaN if ``silent``."""
 
@@ -27,19 +38,31 @@ class _Once(Operation):
         return g.clone()
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (_, silent, *depends_on), g = saved, gradients[0]
-        if not silent:
-            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
-        bad = (g != 0).any(-1).any(-1)  # a gradient of zero belongs to a matrix that does not use this one
-        return None, None, *(nan_where(bad, torch.zeros_like(x)) for x in depends_on)
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Gradient:
+        return _Gradient(*inputs)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        g, silent, *_ = saved
-        if not silent:
-            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
-        return torch.full_like(g, torch.nan)
+    def adjoint(saved: _Gradient, needed: Sequence[bool], g: Tensor) -> Any:
+        saved.refuse()
+        bad = (g != 0).any(-1).any(-1)  # a gradient of zero belongs to a matrix that does not use this one
+        return None, None, *(nan_where(bad, torch.zeros_like(x)) for x in (saved.x, saved.y))
+
+    @staticmethod
+    def tangent(saved: _Gradient, *_: Tensor | None) -> Tensor:
+        saved.refuse()
+        return torch.full_like(saved.g, torch.nan)
+
+
+class _Saved(NamedTuple):
+    x: Tensor
+    y: Tensor
+    value: Tensor
+    grad_x: Tensor
+    grad_y: Tensor
+    silent: bool
+
+    def gradients(self) -> list[Tensor]:
+        return [apply(_Once, grad, self.silent, self.x, self.y) for grad in (self.grad_x, self.grad_y)]
 
 
 class _Given(Operation):
@@ -50,19 +73,19 @@ class _Given(Operation):
         return value.clone()
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        (x, y, _, *grads, silent), g = saved, gradients[0]
-        if differentiated_again():
-            grads = [apply(_Once, grad, silent, x, y) for grad in grads]
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+        return _Saved(*inputs)
+
+    @staticmethod
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, ...]:
+        grads = saved.gradients() if differentiated_again() else [saved.grad_x, saved.grad_y]
         g = g[..., None, None]  # NaN derivatives of a gradient that is not used do not count
         return tuple(torch.where(g == 0, 0, g * grad) for grad in grads)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], dx: Tensor | None, dy: Tensor | None, *_: None) -> Tensor:
-        x, y, value, *grads, silent = saved
-        grads = [apply(_Once, grad, silent, x, y) for grad in grads]
-        parts = [inner(grad, d) for grad, d in zip(grads, (dx, dy), strict=True) if d is not None]
-        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(value)
+    def tangent(saved: _Saved, dx: Tensor | None, dy: Tensor | None, *_: None) -> Tensor:
+        parts = [inner(grad, d) for grad, d in zip(saved.gradients(), (dx, dy), strict=True) if d is not None]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros_like(saved.value)
 
 
 def semidefinite_factor(a: Tensor, tolerance: float) -> Tensor:

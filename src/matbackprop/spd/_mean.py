@@ -111,6 +111,30 @@ def _as_matrix(x: Tensor, like: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (n, n, 2))) if like.is_complex() else x.unflatten(-1, (n, n))
 
 
+class _Saved(NamedTuple):
+    gradient: Any  # G(X, θ)
+    tolerance: float
+    x: Tensor
+    params: tuple[Tensor, ...]
+
+    def solve(self, b: Tensor) -> Tensor:
+        """H⁻¹B with H = ∂G/∂X, which is symmetric."""
+
+        def product(y: Tensor, x: Tensor, *params: Tensor) -> Tensor:
+            pull: Any = torch.func.vjp(lambda moved: self.gradient(moved, *params), x)[1]
+            return _as_vector(symmetrize(pull(_as_matrix(y, x))[0]))
+
+        y = conjugate_gradient_solve(
+            product,
+            _as_vector(symmetrize(b)),
+            (self.x, *self.params),
+            tolerance=self.tolerance,
+            precision=real_dtype(self.x.dtype),
+            check=False,
+        )
+        return symmetrize(_as_matrix(y, self.x))
+
+
 class _Minimizer(Operation):
     """X = 0, with G(X, θ) = 0."""
 
@@ -122,38 +146,17 @@ class _Minimizer(Operation):
         return zero.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> Sequence[Any]:
-        gradient, tolerance, _, *params = inputs
-        return gradient, tolerance, outputs, *params
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+        return _Saved(*inputs[:2], outputs, inputs[3:])
 
     @staticmethod
-    def adjoint(saved: Sequence[Any], needed: Sequence[bool], *gradients: Any) -> Any:
-        gradient, tolerance, x, *params = saved
-        y = _solve(gradient, tolerance, x, params, gradients[0])
-        return None, None, None, *pull_back(gradient, x, params, needed[3:], -y)
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
+        y = saved.solve(g)
+        return None, None, None, *pull_back(saved.gradient, saved.x, saved.params, needed[3:], -y)
 
     @staticmethod
-    def tangent(saved: Sequence[Any], *directions: Tensor | None) -> Tensor:
-        gradient, tolerance, x, *params = saved
-        return -_solve(gradient, tolerance, x, params, push_forward(gradient, x, params, directions[3:]))
-
-
-def _solve(gradient: Any, tolerance: float, x: Tensor, params: Sequence[Tensor], b: Tensor) -> Tensor:
-    """H⁻¹B with H = ∂G/∂X, which is symmetric."""
-
-    def product(y: Tensor, x: Tensor, *params: Tensor) -> Tensor:
-        pull: Any = torch.func.vjp(lambda moved: gradient(moved, *params), x)[1]
-        return _as_vector(symmetrize(pull(_as_matrix(y, x))[0]))
-
-    y = conjugate_gradient_solve(
-        product,
-        _as_vector(symmetrize(b)),
-        (x, *params),
-        tolerance=tolerance,
-        precision=real_dtype(x.dtype),
-        check=False,
-    )
-    return symmetrize(_as_matrix(y, x))
+    def tangent(saved: _Saved, *directions: Tensor | None) -> Tensor:
+        return -saved.solve(push_forward(saved.gradient, saved.x, saved.params, directions[3:]))
 
 
 def _iterate(
