@@ -1,7 +1,7 @@
 // Parallel cyclic Jacobi for symmetric matrices of order n <= 64, one thread block per matrix, all in shared memory.
 //
 // A round rotates n/2 disjoint pairs of indices at once; n-1 rounds (a tournament) make a sweep. The block's first warps
-// rotate A: each lane of the first warp computes the angle of one pair, each thread of the following warps owns one 2x2
+// rotate A: each lane of the first warp computes the angle of one pair, each thread of the following warps updates one 2x2
 // block (rows of pair i, columns of pair j). The other warps follow one sweep later and rotate the eigenvectors, whose rows
 // need no barrier between warps.
 // The angle is computed in float: a rotation has to be orthogonal to full precision, but its angle need not be exact.

@@ -1,4 +1,4 @@
-// Functions of symmetric matrices of any order n between batched products (matrix_function_parts.py); names as in
+// Functions of symmetric matrices of any order n between batched products (matrix_function.py); names as in
 // matrix_function.cu. GROUP is the number of columns of U that a block processes.
 
 #include "matrix_function.cuh"

@@ -68,7 +68,7 @@ __device__ __forceinline__ REAL second_difference(REAL x, REAL y, REAL z) {
 #endif
 }
 
-// A direction that F does not have has a row of zeros in Y, and at eps = 0 no difference that is finite.
+// For a zero singular value the row of Y is zero, and at eps = 0 the differences are infinite.
 __device__ __forceinline__ REAL form_weight(REAL s, REAL eps) { return s == 0 ? (REAL)0 : first_difference(s + eps, eps); }
 
 __device__ __forceinline__ REAL form_rest(REAL eps) { return function_value(eps); }
@@ -88,7 +88,7 @@ __device__ __forceinline__ REAL form_weight(REAL s, REAL eps) { return function_
 
 __device__ __forceinline__ REAL form_rest(REAL eps) { return 0; }
 
-// A direction that F does not have has a row of zeros in Y, and at eps = 0 no difference that is finite.
+// For a zero singular value the row of Y is zero, and at eps = 0 the differences are infinite.
 __device__ __forceinline__ REAL form_table(REAL s_i, REAL s_j, REAL eps) {
     if (s_i == 0) return 0;
     return s_i < s_j ? first_difference(s_j + eps, s_i + eps) : first_difference(s_i + eps, s_j + eps);

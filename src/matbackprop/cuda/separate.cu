@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   int n, int k, int y_next, int y_step, int q_next, int q_step) {
     const REAL eps = all_eps[blockIdx.x];
     overlap += (long long)blockIdx.x * n * n;
-    REAL* extremes = (REAL*)shared_memory;  // most matrices have so narrow a spectrum that overlaps need not be read
+    REAL* extremes = (REAL*)shared_memory;  // overlaps are read only if the spectrum is wide
     REAL largest = 0, smallest = (REAL)REAL_MAX;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const REAL square = overlap[(long long)i * n + i];

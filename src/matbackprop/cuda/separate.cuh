@@ -78,7 +78,7 @@ __device__ void separate(const Vectors& y, const Vectors& q, const REAL* overlap
                     b = swap;
                 }
                 if (b >= n) continue;
-                if (!(moved[a] || moved[b] || before[a] || before[b])) {  // neither row has changed: use the overlap
+                if (!(moved[a] || moved[b] || before[a] || before[b])) {  // both rows are unchanged: use the overlap
                     if (sweep) continue;
                     const REAL ratio = overlap[a * n + b] / limit;
                     if (!(ratio * ratio > (overlap[a * n + a] + eps) * (overlap[b * n + b] + eps))) continue;

@@ -59,7 +59,7 @@ class Plan(NamedTuple):
 
     @property
     def ld(self) -> int:
-        """Numbers from one row of the working copy to the next."""
+        """Leading dimension of the working copy."""
         return (self.n + 3) // 4 * 4
 
     @property

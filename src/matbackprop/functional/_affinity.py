@@ -189,8 +189,8 @@ def normalized_cut_value(
         tensor(0.3929)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
-        which prints W for D − W.
+        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5
+        (with the misprint W for D − W).
     """
     check_matrix(w, "w", square=True)
     with autocast_off(w.device.type):

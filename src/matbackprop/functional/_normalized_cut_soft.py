@@ -153,8 +153,8 @@ def normalized_cut_soft(
     .. math::
         \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
 
-    Unlike J₂ it is smooth: the rank term has a gradient, and directions that no region needs shrink. Cluster the
-    rows of F(FᵀF + (λ/d)I)^(−½), without degrees and without normalizing rows.
+    Unlike J₂ it is smooth: the rank term has a gradient, which shrinks directions that do not separate regions. To
+    segment, cluster the rows of F(FᵀF + (λ/d)I)^(−½) without normalizing them.
 
     Args:
         f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.

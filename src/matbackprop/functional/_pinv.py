@@ -1,4 +1,4 @@
-"""Pseudo-inverse and least squares of minimal norm, at a rank that is decided once."""
+"""Pseudo-inverse and least-squares solutions of minimal norm, for a numerical rank."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _outside(t: Tensor, a: Tensor, inverse: Tensor, basis: Tensor) -> Tensor:
 
 
 class _Factors(NamedTuple):
-    """A = U diag(σ) Vᴴ without columns of U and V outside of the decided range, and the coupling to these columns.
+    """A = U diag(σ) Vᴴ and how singular values outside the numerical range affect derivatives.
 
-    With i inside and j outside of the range, p = σⱼ²/(σᵢ²(σᵢ² − σⱼ²)) and q = σⱼ/(σᵢ(σᵢ² − σⱼ²)).
+    With i inside and j outside the range, p = σⱼ²/(σᵢ²(σᵢ² − σⱼ²)) and q = σⱼ/(σᵢ(σᵢ² − σⱼ²)).
     """
 
     u: Tensor
@@ -48,7 +48,7 @@ class _Factors(NamedTuple):
         return self.v * self.kept.unsqueeze(-2)
 
     def coupled(self, e: Tensor, u: Tensor, v: Tensor) -> Tensor:
-        """The part of the derivative in which singular values outside of the range are not zero."""
+        """The part of the derivative that is due to singular values outside the range."""
         x = u.mH @ e @ v
         return v @ (self.p * x.mH + self.q * x) @ u.mH
 
@@ -91,7 +91,7 @@ class _PseudoInverse(Operation):
 
 
 def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """A⁺ with derivatives given A = U diag(values) Vᴴ, and U without columns outside of the range.
+    """A⁺ with derivatives given A = U diag(values) Vᴴ, and the columns of U inside the range.
 
     The rank is the number of values above a fraction ``tol`` of the largest size.
     """
@@ -99,7 +99,7 @@ def pseudo_inverse(a: Tensor, u: Tensor, values: Tensor, vh: Tensor, tol: float)
     largest = size.amax(-1, keepdim=True) if size.shape[-1] else size
     kept = ~(((size <= tol * largest) & (largest < torch.inf)) | (size == 0))  # true for NaN
     inverse = torch.where(kept, values, 1).reciprocal() * kept
-    inside = inverse.abs().unsqueeze(-1) * ~kept.unsqueeze(-2)  # 1/σᵢ in rows of the range and columns outside
+    inside = inverse.abs().unsqueeze(-1) * ~kept.unsqueeze(-2)  # 1/σᵢ for i inside and j outside the range
     ratio = inside * size.unsqueeze(-2)
     q = inside.square() * ratio / (1 - ratio.square())
     p = q * ratio

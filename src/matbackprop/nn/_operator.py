@@ -16,13 +16,12 @@ __all__ = ["Operator"]
 class Operator(nn.Module):
     """A function of the package with options of the same names and defaults.
 
-    ``class EIG(Operator, of=eigh, checks=[check_ties])`` defines a module: its constructor takes the options of `eigh`,
-    and calling it calls `eigh`. Options are attributes, trainable ones parameters. Options are checked by the
-    constructor.
+    ``class EIG(Operator, of=eigh, checks=[check_ties])`` defines a module. Its constructor takes and checks the options
+    of `eigh`, and calling it calls `eigh`. Options are attributes, trainable ones parameters.
 
     Args of the class statement:
         of: the function.
-        data: arguments of every call.
+        data: arguments that are passed in the call.
         checks: functions of options by name that raise an error for an invalid value.
     """
 

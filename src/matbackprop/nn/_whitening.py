@@ -9,12 +9,13 @@ from matbackprop.checks import check_floating
 from matbackprop.errors import ConfigurationError, DtypeError, ShapeError
 from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.functional._whiten import Method, check_method, covariance_of, shares_of, whiten
+from matbackprop.nn._operator import Operator
 from matbackprop.numerics import compute_dtype
 
 __all__ = ["Whitening"]
 
 
-class Whitening(nn.Module):
+class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"], checks=[check_method]):
     """Decorrelated batch normalization; see :func:`~matbackprop.whiten`.
 
     A replacement of ``torch.nn.BatchNorm1d`` … ``BatchNorm3d`` that normalizes groups of channels jointly. In training
@@ -63,17 +64,14 @@ class Whitening(nn.Module):
         precision: torch.dtype | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        check_method(method, eps)
+        super().__init__(method=method, eps=eps, ties=ties, check=check, precision=precision)
         check_ties(ties, None, 1.0)
-        compute_dtype(precision)
         if num_features < 1 or groups < 1 or num_features % groups:
             raise ConfigurationError(f"groups must divide the {num_features} channels into equal parts, got {groups}.")
         if momentum is not None and not 0 <= momentum <= 1:
             raise ConfigurationError(f"momentum must be in [0, 1] or be None, got {momentum}.")
-        self.num_features, self.groups, self.method, self.eps = num_features, groups, method, eps
-        self.momentum, self.affine, self.track_running_stats = momentum, affine, track_running_stats
-        self.ties, self.check, self.precision = ties, check, precision
+        self.num_features, self.groups, self.momentum = num_features, groups, momentum
+        self.affine, self.track_running_stats = affine, track_running_stats
         ones = torch.ones(num_features, dtype=dtype)
         check_floating(ones, "a tensor of this dtype", or_complex=True)
         self.complex = ones.is_complex()
@@ -120,26 +118,11 @@ class Whitening(nn.Module):
                 f"Batch statistics need more than one value per channel, got shape {tuple(x.shape)}. Use a larger "
                 f"batch, or call eval() to use running statistics."
             )
-        y = whiten(
-            rows,
-            method=self.method,
-            eps=self.eps,
-            mean=None if batch else self.running_mean,
-            covariance=None if batch else self.running_covariance,
-            ties=self.ties,
-            check=self.check,
-            precision=self.precision,
-        )
+        known = {} if batch else {"mean": self.running_mean, "covariance": self.running_covariance}
+        y = self.call(rows, **known)
         if self.training and self.track_running_stats:
             self._update(rows)
         y = y.movedim(0, 1).reshape(channels.shape)
         if self.weight is not None and self.bias is not None:
             y = y * self.weight.to(y.dtype) + self.bias.to(y.dtype)
         return y.movedim(-1, 1)
-
-    def extra_repr(self) -> str:
-        """The options, for ``print(module)``."""
-        return (
-            f"{self.num_features}, groups={self.groups}, method={self.method!r}, eps={self.eps}, "
-            f"momentum={self.momentum}, affine={self.affine}, track_running_stats={self.track_running_stats}"
-        )

@@ -459,6 +459,12 @@ def log_eig(
     return out if checked else nan_where(asymmetric(x), out)
 
 
+def check_eps(eps: float) -> None:
+    """Raise unless ``eps`` is positive."""
+    if not eps > 0:
+        raise DomainError(f"eps must be positive, got {eps}.")
+
+
 def batch_norm(
     x: Tensor,
     mean: Tensor,
@@ -502,8 +508,7 @@ def batch_norm(
         Brooks, Schwander, Barbaresco, Schneider, Cord, Riemannian batch normalization for SPD neural networks, NeurIPS
         2019; Kobler, Hirayama, Zhao, Kawanabe, SPD domain-specific batch normalization, NeurIPS 2022.
     """
-    if not eps > 0:
-        raise DomainError(f"eps must be positive, got {eps}.")
+    check_eps(eps)
     matrices = {"x": x, "mean": mean} | ({} if bias is None else {"bias": bias})
     given = prepare(matrices, check, precision)
     y, *rest = given.matrices

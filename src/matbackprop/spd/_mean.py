@@ -77,7 +77,7 @@ class _AffineMean(_Mean):
         return symmetrize(frame.lower @ moved @ frame.lower.mH)
 
     def basis(self, m: Tensor) -> tuple[Tensor, Tensor]:
-        """Around the identity the Hessian has eigenvalues from 1 on."""
+        """In this basis the eigenvalues of the Hessian are at least 1."""
         lower = definite_factor(m, False, "a")
         return lower, torch.ones_like(m.real)
 

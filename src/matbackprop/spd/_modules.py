@@ -5,12 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional._matrix_function import matrix_exp
 from matbackprop.functional._polar import polar
 from matbackprop.nn._operator import Operator
-from matbackprop.numerics import compute_dtype, symmetrize
-from matbackprop.spd._functions import batch_norm, bimap, check_threshold, distance, geodesic, log_eig, re_eig
+from matbackprop.numerics import symmetrize
+from matbackprop.spd._functions import (
+    batch_norm,
+    bimap,
+    check_eps,
+    check_threshold,
+    distance,
+    geodesic,
+    log_eig,
+    re_eig,
+)
 from matbackprop.spd._mean import mean
 
 __all__ = ["BatchNorm", "BiMap", "LogEig", "ReEig"]
@@ -80,7 +89,7 @@ class LogEig(Operator, of=log_eig, data=["x"]):
     """
 
 
-class BatchNorm(nn.Module):
+class BatchNorm(Operator, of=batch_norm, data=["x", "mean", "variance", "bias", "scale"], checks=[check_eps]):
     """Batch normalization of positive definite matrices; see :func:`~matbackprop.spd.batch_norm`.
 
     In training mode it uses the affine-invariant mean and variance of the batch, differentiates through them, and
@@ -116,14 +125,10 @@ class BatchNorm(nn.Module):
         check: bool | None = None,
         precision: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
-        compute_dtype(precision)
+        super().__init__(eps=eps, check=check, precision=precision)
         if not 0 <= momentum <= 1:
             raise ConfigurationError(f"momentum must be in [0, 1], got {momentum}.")
-        if not eps > 0:
-            raise DomainError(f"eps must be positive, got {eps}.")
         self.n, self.momentum, self.dispersion, self.affine = n, momentum, dispersion, affine
-        self.eps, self.check, self.precision = eps, check, precision
         self.log_bias = nn.Parameter(torch.zeros(n, n)) if affine else None
         self.scale = nn.Parameter(torch.ones(())) if affine and dispersion else None
         self.running_mean: Tensor
@@ -151,17 +156,5 @@ class BatchNorm(nn.Module):
         bias = None
         if self.log_bias is not None:
             bias = matrix_exp(symmetrize(self.log_bias), precision=self.precision).to(x.dtype)
-        return batch_norm(
-            x,
-            middle,
-            variance=spread if self.dispersion else None,
-            bias=bias,
-            scale=1.0 if self.scale is None else self.scale,
-            eps=self.eps,
-            check=self.check,
-            precision=self.precision,
-        )
-
-    def extra_repr(self) -> str:
-        """The options, for ``print(module)``."""
-        return f"{self.n}, momentum={self.momentum}, dispersion={self.dispersion}, affine={self.affine}, eps={self.eps}"
+        scale = 1.0 if self.scale is None else self.scale
+        return self.call(x, middle, variance=spread if self.dispersion else None, bias=bias, scale=scale)
