@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from matbackprop.numerics import compute_dtype
@@ -28,6 +29,8 @@ class Operator(nn.Module):
     _function: ClassVar[Callable[..., Any]]
     _options: ClassVar[inspect.Signature]
     _checks: ClassVar[Sequence[Callable[..., Any]]]
+    check: bool | None
+    precision: torch.dtype | None
 
     def __init_subclass__(
         cls,

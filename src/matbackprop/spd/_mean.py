@@ -147,7 +147,7 @@ class _Minimizer(Operation):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
-        return _Saved(*inputs[:2], outputs, inputs[3:])
+        return _Saved(inputs[0], inputs[1], outputs, inputs[3:])
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
