@@ -52,11 +52,14 @@ def test_every_command_defines_its_functions():
         (["trian"], "Did you mean 'train'?"),
         (["train", "o2q"], "Did you mean 'train o2p'?"),
         (["zzz"], "Commands: demo"),
+        (["train", "ncuts", "smoke"], "matbackprop train ncuts --preset smoke"),
+        (["train", "o2p", "--preset", "big"], "train o2p: error: argument --preset: invalid choice: 'big'"),
+        (["train", "o2p", "--engine.max-epohcs", "3"], "max-epohcs"),
     ],
 )
-def test_unknown_commands(words, hint, capsys):
+def test_unknown_commands_and_options(words, hint, capsys):
     assert call(*words) == 2
-    assert hint in capsys.readouterr().err
+    assert hint in "".join(capsys.readouterr())
 
 
 def test_version(capsys):
@@ -64,12 +67,7 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith("matbackprop 0")
 
 
-def test_python_dash_m():
-    done = subprocess.run([sys.executable, "-m", "matbackprop", "--help"], capture_output=True, text=True, check=True)
-    assert "usage: matbackprop COMMAND" in done.stdout
-
-
-def test_errors_of_the_package_are_one_line_and_exit_code_two(tmp_path, capsys):
+def test_errors_of_the_package_are_one_line_and_exit_code_two(tmp_path, capsys, monkeypatch):
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
     assert err == (
@@ -78,9 +76,6 @@ def test_errors_of_the_package_are_one_line_and_exit_code_two(tmp_path, capsys):
     )
     assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_debug_by_environment(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_DEBUG", "1")
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     assert "Traceback" in capsys.readouterr().err
@@ -101,6 +96,9 @@ def test_other_exceptions_end_a_command(monkeypatch, capsys):
     assert call("serve") == 130
     monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug")))
     with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+    monkeypatch.setattr(cli, "run", _failing(OSError("no file is named")))
+    with pytest.raises(OSError, match="no file is named"):
         main(["serve"])
     from matbackprop.vision.training.engine import RunInterrupted
 
@@ -224,11 +222,6 @@ def test_help_of_long_commands_loads_no_heavy_modules(words):
     assert done.stderr == "[]\n" and "--data.root" in done.stdout
 
 
-def test_wrong_options_are_reported(capsys):
-    assert call("train", "o2p", "--engine.max-epohcs", "3") == 2
-    assert "max-epohcs" in "".join(capsys.readouterr())
-
-
 # ---------------------------------------------------------------------------------------------------------------- train
 
 
@@ -346,25 +339,6 @@ def test_a_folder_that_cannot_be_created_is_one_message(tmp_path, capsys):
     assert call("train", "o2p", "--run", str(tmp_path / "file" / "run")) == 2
     said = capsys.readouterr().err
     assert said.startswith("matbackprop: error: ") and str(tmp_path / "file") in said and "Check the path" in said
-
-
-def test_other_errors_of_the_system_are_not_hidden(monkeypatch):
-    def fail(*_, **__):
-        raise OSError("no file is named")
-
-    monkeypatch.setattr(cli, "_dispatch", fail)
-    with pytest.raises(OSError, match="no file is named"):
-        main(["doctor"])
-
-
-def test_preset_without_its_option_is_explained(capsys):
-    assert call("train", "ncuts", "smoke") == 2
-    assert "matbackprop train ncuts --preset smoke" in capsys.readouterr().err
-
-
-def test_wrong_preset_names_the_command(capsys):
-    assert call("train", "o2p", "--preset", "big") == 2
-    assert "matbackprop train o2p: error: argument --preset: invalid choice: 'big'" in capsys.readouterr().err
 
 
 def test_help_texts_have_no_extra_line_breaks():

@@ -1,7 +1,6 @@
 """``matbackprop segment`` with and without a model."""
 
 import json
-import subprocess
 import sys
 
 import numpy as np
@@ -284,15 +283,3 @@ def test_a_long_name_and_one_coco_file_for_a_folder(tmp_path, capsys):
     said = capsys.readouterr()
     assert "\x1b" not in said.out + said.err and "\\x1b[31m.png" in said.out
     assert len(json.loads((tmp_path / "out" / "coco.json").read_text())["images"]) == 3
-
-
-@pytest.mark.slow
-def test_the_networks_load_without_the_compiler_of_torch():
-    """It takes more than a second to import; see ``_NoRandomNumbers``."""
-    program = (
-        "import sys\n"
-        "from matbackprop.vision.inference import load_classifier, load_segmenter\n"
-        "load_segmenter('box'), load_classifier('box')\n"
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -204,6 +204,10 @@ def features(m, d):
     return f
 
 
+def centered(f):
+    return f.double() - f.double().mean(-2, keepdim=True)
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (7, 7), (200, 5), (784, 2)])
@@ -213,9 +217,11 @@ def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
 
 
 @pytest.mark.slow
-def test_primal_pool_kernels_accept_centered_rows_in_float64(pool_kernels):
-    f = features(70, 6)[:4].double()
-    check_pool(pool_kernels(f, "log"), f - f.mean(-2, keepdim=True), "log")
+@pytest.mark.parametrize("kind", ["centered rows in float64", "the largest order"])
+def test_primal_pool_kernels_of_other_features(pool_kernels, kind):
+    largest = torch.randn(1, 130, 64, generator=torch.Generator().manual_seed(0)).relu()
+    f = largest if kind == "the largest order" else centered(features(70, 6)[:4])
+    check_pool(pool_kernels(f, "log"), f, "log")
 
 
 @pytest.mark.slow
@@ -225,12 +231,6 @@ def test_pool_kernels_with_an_eps_of_each_matrix(pool_kernels, m, d):
     f = features(m, d)[:4]
     check_pool(pool_kernels(f, "log"), f, "log", torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64))
     check_pool(pool_kernels(f, "sqrt"), f, "sqrt", torch.tensor([0.0, 1e-3, 0.0, 0.0], dtype=torch.float64))
-
-
-@pytest.mark.slow
-def test_primal_pool_kernels_at_their_largest_order(pool_kernels):
-    f = torch.randn(1, 130, 64, generator=torch.Generator().manual_seed(0)).relu()
-    check_pool(pool_kernels(f, "log"), f, "log")
 
 
 @pytest.mark.slow
@@ -279,9 +279,15 @@ def test_pooling_in_parts_agrees_with_the_operator(parts, m, d, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(70, 67), (67, 70)])
-def test_pooling_in_parts_above_the_order_that_stays_on_chip(parts, m, d):
-    f = features(m, d)[[0, 3]]
+@pytest.mark.parametrize(
+    ("m", "d", "choose"),
+    [
+        *((m, d, lambda f: f[[0, 3]]) for m, d in ((70, 67), (67, 70))),  # above the order that stays on chip
+        *((m, d, lambda f: centered(f[:4])) for m, d in ((35, 20), (20, 35))),
+    ],
+)
+def test_pooling_in_parts_of_large_or_centered_features(parts, m, d, choose):
+    f = choose(features(m, d))
     check_result(f, "log", 1e-3, *parts(f, "log"))
 
 
@@ -291,14 +297,6 @@ def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch)
     monkeypatch.setattr(pool_parts, "_LONG_ROW", 32)
     f = features(m, d)
     check_result(f, "sqrt", 1e-3, *parts(f, "sqrt"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
-def test_pooling_in_parts_accepts_centered_rows_in_float64(parts, m, d):
-    f = features(m, d)[:4].double()
-    f = f - f.mean(-2, keepdim=True)
-    check_result(f, "log", 1e-3, *parts(f, "log"))
 
 
 @pytest.mark.slow

@@ -28,6 +28,8 @@ def test_gradcheck_of_the_matrix_and_the_parameters(spectrum, kind):
         return mb.matrix_function(0.5 * (x + x.mH), TANH, params=params)
 
     assert gradcheck(function, (a, *_parameters()), check_forward_ad=True)
+    if spectrum == "repeated" and not a.is_complex():
+        assert gradgradcheck(function, (a[0].detach().requires_grad_(), *_parameters()))
 
 
 @pytest.mark.parametrize(("m", "d"), [(3, 5), (5, 3)])
@@ -120,15 +122,6 @@ def test_closure_over_a_trainable_tensor_is_rejected():
         assert mb.matrix_function(a, pair).isfinite().all()
     t.requires_grad_(False)
     assert mb.matrix_function(a, pair).isfinite().all()
-
-
-def test_two_orders_in_the_matrix_and_the_parameters():
-    a = symmetric("repeated").requires_grad_()
-
-    def function(x, *params):
-        return mb.matrix_function(0.5 * (x + x.mH), TANH, params=params)
-
-    assert gradgradcheck(function, (a, *_parameters()))
 
 
 def test_orders_that_are_not_provided():

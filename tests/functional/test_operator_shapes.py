@@ -5,7 +5,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import matbackprop as mb
-from helpers.matrices import relu_features
 from helpers.operators import CASES, OF_ONE_INPUT, case_id
 
 OF_ANY_SHAPE = [case for case in OF_ONE_INPUT if case.name.startswith(("pool", "svd", "projector", "affinity"))]
@@ -120,18 +119,10 @@ def test_deterministic(case, dtype):
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_operators_do_not_write_into_their_inputs(case, device):
     inputs = case.inputs("separated", device)
+    strided = tuple(t.mT.contiguous().mT if t.ndim > 1 else t for t in inputs)
     before = [t.clone() for t in inputs]
-    case.gradients(*inputs)
-    case(*inputs)
-    assert all(torch.equal(one, other) for one, other in zip(inputs, before, strict=True))
-
-
-def test_inputs_are_not_modified():
-    """No operator modifies its inputs, contiguous or not."""
-    f = relu_features(9, 5, 2).mT
-    before = f.clone()
-    w = torch.ones(2, 5, dtype=torch.float64)
-    expected = mb.second_order_pool(f.contiguous(), weight=w)
-    torch.testing.assert_close(mb.second_order_pool(f, weight=w), expected)
-    assert torch.equal(f, before)
-    assert torch.equal(w, torch.ones_like(w))
+    for given in (inputs, strided):
+        case.gradients(*given)
+        case(*given)
+        assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True))
+    torch.testing.assert_close(case(*strided), case(*inputs))

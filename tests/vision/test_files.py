@@ -6,19 +6,22 @@ import pytest
 
 from matbackprop.errors import DataError
 from matbackprop.vision.files import atomic_write, read_bytes, show
+from matbackprop.vision.training.checkpoint import save_checkpoint
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+@pytest.mark.parametrize("write", [atomic_write, lambda path, text: save_checkpoint({"text": text}, path)])
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, write):
     path = tmp_path / "file"
-    atomic_write(path, "old")
+    write(path, "old")
+    old = path.read_bytes()
 
     def fail(*_):
         raise OSError(errno.ENOSPC, "disk full")
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match=f"disk full: '{path}'"):
-        atomic_write(path, "new")
-    assert path.read_text() == "old"
+        write(path, "new")
+    assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -59,16 +59,11 @@ def first(folder, pattern):
     return sorted(folder.rglob(pattern))[0]
 
 
-def test_bsds_corrupt_image(bsds):
-    path = first(bsds, "train/*.jpg")
-    path.write_bytes(path.read_bytes()[:300])
-    assert path.name in only_problem(bsds) and "is damaged" in only_problem(bsds)
-
-
-def test_bsds_corrupt_truth(bsds):
-    path = first(bsds, "train/*.mat")
+@pytest.mark.parametrize(("pattern", "reason"), [("train/*.jpg", "is damaged"), ("train/*.mat", "cannot be read")])
+def test_bsds_corrupt_files(bsds, pattern, reason):
+    path = first(bsds, pattern)
     path.write_bytes(path.read_bytes()[:200])
-    assert path.name in only_problem(bsds) and "cannot be read" in only_problem(bsds)
+    assert path.name in only_problem(bsds) and reason in only_problem(bsds)
 
 
 def test_bsds_orphans(bsds):

@@ -18,16 +18,13 @@ from matbackprop.vision.inference import classify_regions, load_classifier, load
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 
 NAMES = ["a", "b", "c"]
+MODEL = {"head": "o2p", "canvas": 227, "taps": ("relu5",), "reduce": 4, "support": "mask", "names": NAMES}
+MODEL |= {"background": "mask"}
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    actual = RegionClassifier(
-        3, head="o2p", canvas=227, taps=("relu5",), reduce=4, support="mask", names=NAMES, background="mask"
-    )
-    torch.nn.init.normal_(actual.classifier.weight)
-    return actual.eval()
+    return build(**MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -39,36 +36,41 @@ def picture(path):
     return np.asarray(Image.open(path).convert("RGB"))
 
 
-def test_predictions_equal_those_of_the_training_pipeline(model, shapes, tmp_path):
+def build(**options):
+    torch.manual_seed(0)
+    model = RegionClassifier(3, **options)
+    torch.nn.init.normal_(model.classifier.weight)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    ("options", "cropped", "placed"),
+    [
+        (MODEL, {}, {"background": "mask"}),
+        (
+            {"head": "fc", "average": True, "canvas": 99, "side": 90, "background": "keep", "margin": 0.3},
+            {"side": 90, "margin": 0.3},
+            {"canvas": 99, "background": "keep"},
+        ),
+        ({"head": "o2p", "canvas": 67, "reduce": 4, "side": 50}, {"side": 50}, {"canvas": 67}),
+    ],
+    ids=["default", "margin", "size"],
+)
+def test_predictions_equal_those_of_the_training_pipeline(shapes, tmp_path, options, cropped, placed):
+    model = build(**options)
     files = coco_files(shapes, "train")
-    regions = cache_regions(*files, tmp_path, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)), background="mask")
+    regions = cache_regions(*files, tmp_path, workers=0, **cropped)
+    source = RegionSource(regions, np.arange(len(regions)), **placed)
     batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
         expected = model(batch.image, batch.mask).softmax(-1)
-    got = []
-    for entry in read_regions(*files).images:
-        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
-        got.append(classify_regions(model, picture(entry.path), [r.box for r in entry.regions], masks))
-    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_model_trained_with_margins_uses_them(shapes, tmp_path):
-    torch.manual_seed(0)
-    wide = RegionClassifier(3, head="fc", average=True, canvas=99, side=90, background="keep", margin=0.3).eval()
-    torch.nn.init.normal_(wide.classifier.weight)
-    files = coco_files(shapes, "train")
-    regions = cache_regions(*files, tmp_path, side=90, margin=0.3, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)), canvas=99, background="keep")
-    fetched = source.fetch(torch.arange(len(regions)), 0)
-    batch = source.assemble(fetched, torch.device("cpu"))
-    with torch.no_grad():
-        expected = wide(batch.image, batch.mask).softmax(-1)
-    got = []
-    for entry in read_regions(*files).images:
-        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
-        got.append(classify_regions(wide, picture(entry.path), [r.box for r in entry.regions], masks))
-    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
+    model.save_pretrained(tmp_path / "model")
+    for one in (model, load_classifier(tmp_path / "model", "cpu")):
+        got = []
+        for entry in read_regions(*files).images:
+            masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
+            got.append(classify_regions(one, picture(entry.path), [r.box for r in entry.regions], masks))
+        torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_whole_image_is_one_region_by_default(model):
@@ -196,25 +198,6 @@ def test_pictures_that_cannot_be_read_are_reported(tmp_path, capsys):
     (tmp_path / "no.png").write_bytes(b"no picture")
     code, said = run(capsys, tmp_path / "no.png")
     assert code == 2 and "no.png is not a picture" in said.err
-
-
-def test_regions_are_placed_at_the_size_that_training_used(shapes, tmp_path):
-    files = coco_files(shapes, "train")
-    regions = cache_regions(*files, tmp_path, side=50, workers=0)
-    source = RegionSource(regions, np.arange(len(regions)), canvas=67)
-    torch.manual_seed(0)
-    small = RegionClassifier(3, head="o2p", canvas=67, reduce=4, side=50).eval()
-    torch.nn.init.normal_(small.classifier.weight)
-    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
-    with torch.no_grad():
-        expected = small(batch.image, batch.mask).softmax(-1)
-    small.save_pretrained(tmp_path / "model")
-    loaded = load_classifier(tmp_path / "model", "cpu")
-    got = []
-    for entry in read_regions(*files).images:
-        masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
-        got.append(classify_regions(loaded, picture(entry.path), [r.box for r in entry.regions], masks))
-    torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_exif_orientation_is_applied_before_cropping(model, tmp_path, capsys):

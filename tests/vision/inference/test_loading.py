@@ -33,10 +33,11 @@ def test_the_box_is_the_default_segmenter():
     assert not without.network and (without.labels(6) != result.labels(6)).any()
 
 
-def test_loading_a_segmenter_does_not_import_the_compiler():
+def test_loading_the_networks_does_not_import_the_compiler():
     """torch._dynamo takes seconds and 130 MB."""
     code = (
-        "import sys; from matbackprop.vision.inference import load_segmenter; load_segmenter('box', 'cpu'); "
+        "import sys; from matbackprop.vision.inference import load_classifier, load_segmenter; "
+        "load_segmenter('box', 'cpu'), load_classifier('box', 'cpu'); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

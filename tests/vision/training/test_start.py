@@ -58,13 +58,17 @@ def test_options_override_the_saved_model(tmp_path, words):
     assert config.model.dropout == 0.1 and config.model.reduce == 6
 
 
-def test_a_run_fine_tunes_a_saved_model(tmp_path, words, capsys):
-    saved(tmp_path / "model", words)
-    command = ["train", "o2p", "--from", str(tmp_path / "model"), *words, "--no-report", "--no-tensorboard"]
+@pytest.mark.parametrize("model", ["saved", pytest.param("box", marks=pytest.mark.slow)])
+def test_a_run_fine_tunes_a_saved_model(tmp_path, words, capsys, model):
+    if model == "saved":
+        model = str(tmp_path / "model")
+        saved(model, words)
+    command = ["train", "o2p", "--from", model, *words, "--no-report", "--no-tensorboard", "--data.batch-size", "4"]
     with pytest.raises(SystemExit) as ended:
         main(command)
     assert ended.value.code == 0, capsys.readouterr().err
-    assert RegionClassifier.from_pretrained(tmp_path / "run" / "model").hparams_dict["reduce"] == 6
+    config = RegionClassifier.from_pretrained(tmp_path / "run" / "model").config
+    assert config.backbone == "efficientnet-lite2" if model == "box" else config.reduce == 6
 
 
 @pytest.mark.parametrize("name", ["ncuts", "contours"])
@@ -91,12 +95,3 @@ def test_models_of_other_recipes_and_unknown_ones_are_rejected(tmp_path, words):
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigurationError, match="not allowed in files"):
         parse("o2p", ["--from", str(tmp_path / "model")], "train")
-
-
-@pytest.mark.slow
-def test_the_classifier_in_the_package_is_fine_tuned(tmp_path, words, capsys):
-    command = ["train", "o2p", "--from", "box", *words, "--no-report", "--no-tensorboard", "--data.batch-size", "4"]
-    with pytest.raises(SystemExit) as ended:
-        main(command)
-    assert ended.value.code == 0, capsys.readouterr().err
-    assert RegionClassifier.from_pretrained(tmp_path / "run" / "model").config.backbone == "efficientnet-lite2"
