@@ -14,19 +14,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
 from benchmarks.speed.peers import MissingPeer
 from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.entry import Entry, Scale
-from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.vision.devices import choose_device
-from matbackprop.vision.files import atomic_write, is_number, read_json
+from matbackprop.vision.files import atomic_write
 from matbackprop.vision.versions import git_revision, package_versions
 
 _SAMPLE_SECONDS = 0.002
@@ -124,7 +122,6 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
     return Timing(statistics.median(times), low, high, len(times), peak / 2**20)
 
 
-Status = Literal["ok", "missing", "failed"]
 PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "spd_learn", "geoopt",
             "ncut_pytorch", "cupy-cuda13x", "cupy-cuda12x", "jax")  # fmt: skip
 
@@ -178,7 +175,7 @@ class Record:
         method: ``matbackprop`` or its variants, or a peer.
         status: ``ok``, ``missing`` for a peer that is not installed, ``failed`` with the reason in ``note``.
         parameters: numbers of the case, for plots.
-        median_ms, low_ms, high_ms, repeats, peak_mb: see :class:`benchmarks.speed.measure.Timing`.
+        median_ms, low_ms, high_ms, repeats, peak_mb: see `Timing`.
         error: relative error, in suites that measure accuracy; NaN is kept as the text ``nan``.
         note: reason of a failure, or a remark.
     """
@@ -186,7 +183,7 @@ class Record:
     suite: str
     case: str
     method: str
-    status: Status = "ok"
+    status: Literal["ok", "missing", "failed"] = "ok"
     parameters: dict[str, float | str] = field(default_factory=dict)
     median_ms: float | None = None
     low_ms: float | None = None
@@ -217,40 +214,17 @@ class Results:
 
 def load_results(path: Path) -> Results:
     """Read one machine's file."""
-    try:
-        raw = read_json(path)
-        known = {f.name for f in fields(Record)}
-        records = [Record(**{k: v for k, v in r.items() if k in known}) for r in raw.pop("records")]
-        results = Results(**raw, records=records)
-        if not all(map(_is_sound, records)) or not results.name or not isinstance(results.command, str):
-            raise ValueError("values of other kinds")
-        return results
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path} is not a file of benchmark results ({error}); measure again.") from error
-
-
-def _is_sound(record: Record) -> bool:
-    """Whether the values of a record from a file have the right types."""
-    numbers = (record.median_ms, record.low_ms, record.high_ms, record.repeats, record.peak_mb)
-    texts = (record.suite, record.case, record.method, record.note, *record.parameters)
-    values = (*numbers, *record.parameters.values(), record.error)
-    return (
-        all(isinstance(text, str) for text in texts)
-        and record.status in get_args(Status)
-        and all(number is None or is_number(number) for number in numbers)
-        and all(isinstance(value, (int, float, str, type(None))) for value in values)
-    )
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    return Results(**raw | {"records": [Record(**record) for record in raw["records"]]})
 
 
 def save_results(results: Results, folder: Path) -> Path:
     """Write a machine's file; records of other suites in the existing file are kept."""
     path = folder / f"{results.name}.json"
-    records = list(results.records)
-    if path.exists():
-        measured = {r.suite for r in records}
-        records = [r for r in load_results(path).records if r.suite not in measured] + records
+    measured = {record.suite for record in results.records}
+    others = [r for r in load_results(path).records if r.suite not in measured] if path.exists() else []
     folder.mkdir(parents=True, exist_ok=True)
-    merged = {**asdict(results), "records": [asdict(r) for r in records]}
+    merged = asdict(replace(results, records=[*others, *results.records]))
     atomic_write(path, json.dumps(merged, indent=1, ensure_ascii=False) + "\n")
     return path
 
@@ -275,38 +249,32 @@ def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) ->
     return replace(record, **vars(timing))
 
 
-def run_suites(
-    names: Sequence[str],
-    device: torch.device | str,
+def run_suite(
+    name: str,
+    device: torch.device,
     *,
     scale: Scale = "full",
     seconds: float = 1.0,
     revision: str = "",
     report: Callable[[Record], None] = lambda record: None,
 ) -> Results:
-    """Measure suites on a device.
+    """Measure a suite on a device.
 
     Args:
-        names: suites, see :data:`SUITES`.
-        device: ``cpu`` or ``cuda``.
+        name: of the suite, see :data:`SUITES`.
+        device: CPU or CUDA.
         scale: ``full``, or ``quick`` for sizes that finish in seconds.
         seconds: time for the repeats of each measurement.
         revision: of the code; by default that of git.
         report: called with each record.
     """
-    unknown = [n for n in names if n not in SUITES]
-    if unknown:
-        raise ConfigurationError(f"there is no suite {unknown[0]!r}; choose among {', '.join(SUITES)}.")
-    device = choose_device(str(device))
     results = Results(
         machine=describe_machine(device),
-        command=" ".join(["matbackprop", "bench", *sys.argv[2:]]),
+        command=" ".join(["python -m benchmarks speed", *sys.argv[2:]]),
         revision=revision or (git_revision()["git"] or "")[:7],
         date=datetime.date.today().isoformat(),
     )
-    for name in names:
-        for entry in SUITES[name](device, scale):
-            record = run_entry(name, entry, device, seconds)
-            results.records.append(record)
-            report(record)
+    for entry in SUITES[name](device, scale):
+        results.records.append(run_entry(name, entry, device, seconds))
+        report(results.records[-1])
     return results

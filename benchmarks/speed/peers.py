@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import cusolver
 from matbackprop.vision.serve.gradients import isqrt
 
 
@@ -43,6 +42,13 @@ def need_jax() -> Any:
     return jax
 
 
+def torch_linalg(name: str) -> Callable[..., Any]:
+    """A function of ``torch.linalg`` that only newer versions have."""
+    if not hasattr(torch.linalg, name):
+        raise MissingPeer(f"torch {torch.__version__} has no torch.linalg.{name}")
+    return getattr(torch.linalg, name)
+
+
 def eigh_function(name: str) -> Callable[[Tensor], Tensor]:
     """g(A) written with :func:`torch.linalg.eigh` and differentiated by autograd."""
     g = {"log": torch.log, "sqrt": torch.sqrt}[name]
@@ -65,40 +71,6 @@ def geoopt_function(name: str) -> Callable[[Tensor], Tensor]:
     """geoopt's symmetric matrix function, eigh and autograd."""
     linalg = need("geoopt.linalg")
     return {"log": linalg.sym_logm, "sqrt": linalg.sym_sqrtm}[name]
-
-
-class _BatchedEigh(torch.autograd.Function):
-    """cuSOLVER's batched routine with autograd's gradient of ``eigh``, which divides by gaps."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor) -> tuple[Tensor, Tensor]:
-        values, vectors = cusolver.solve(a.detach())
-        ctx.save_for_backward(values, vectors)
-        return values, vectors
-
-    @staticmethod
-    def backward(ctx: Any, g_values: Tensor, g_vectors: Tensor) -> Tensor:
-        values, vectors = ctx.saved_tensors
-        gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-        gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-        turn = vectors.mT @ g_vectors
-        inner = torch.diag_embed(g_values) + 0.5 * (turn - turn.mT) / gaps
-        return vectors @ inner @ vectors.mT
-
-
-def batched_eigh_function(name: str) -> Callable[[Tensor], Tensor]:
-    """g(A) by the routine that torch uses since version 2.12, with its gradient, for older versions."""
-    if not (torch.cuda.is_available() and cusolver.available()):
-        raise MissingPeer("cuSOLVER's batched routine needs CUDA 12.6.2 or later")
-    g = {"log": torch.log, "sqrt": torch.sqrt}[name]
-
-    def apply(a: Tensor) -> Tensor:
-        if a.device.type != "cuda":
-            raise MissingPeer("cuSOLVER computes on CUDA only")
-        values, vectors = _BatchedEigh.apply(a)
-        return (vectors * g(values).unsqueeze(-2)) @ vectors.mT
-
-    return apply
 
 
 def in_tf32(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -158,7 +130,6 @@ def jax_function(name: str) -> Callable[[Tensor], Tensor]:
 
 MATRIX_FUNCTIONS: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
     "torch.linalg.eigh + autograd": eigh_function,
-    "cuSOLVER's batched routine + autograd's formula": batched_eigh_function,
     "jax.numpy.linalg.eigh + jax.vjp": jax_function,
     "spd_learn": spd_learn_function,
     "geoopt": geoopt_function,

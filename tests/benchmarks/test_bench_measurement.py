@@ -6,13 +6,21 @@ import time
 import pytest
 import torch
 
-from benchmarks.speed import SUITES, Results, load_results, run_suites, save_results
 from benchmarks.speed import measure as running
-from benchmarks.speed.measure import Record, describe_machine, machine_name, measure
+from benchmarks.speed.measure import (
+    Record,
+    Results,
+    describe_machine,
+    load_results,
+    machine_name,
+    measure,
+    save_results,
+)
 from benchmarks.speed.page import TITLES, format_record, write_page
 from benchmarks.speed.peers import MissingPeer, need
+from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.entry import Entry
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import DataError
 
 CPU = torch.device("cpu")
 
@@ -81,7 +89,11 @@ def test_need_raises_missing_peer():
 
 def _results(*records):
     return Results(
-        {**describe_machine(CPU), "device": "Test CPU", "threads": 1}, "matbackprop bench", "", "2026-01-01", [*records]
+        {**describe_machine(CPU), "device": "Test CPU", "threads": 1},
+        "python -m benchmarks speed",
+        "",
+        "2026-01-01",
+        [*records],
     )
 
 
@@ -94,14 +106,6 @@ def test_results_round_trip_and_keep_other_suites(tmp_path):
     actual = load_results(path)
     assert sorted((r.suite, r.status) for r in actual.records) == [("ncuts", "ok"), ("pooling", "failed")]
     assert actual.machine["device"] == "Test CPU"
-
-
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"machine": {}, "records": [{"nothing": 1}]}'])
-def test_corrupt_results(tmp_path, text):
-    path = tmp_path / "x.json"
-    path.write_text(text)
-    with pytest.raises(DataError, match=r"x\.json"):
-        load_results(path)
 
 
 def test_machine_names():
@@ -155,14 +159,6 @@ def test_line_of_a_time_and_of_an_error():
     line = format_record(_times("pooling", "log", "matbackprop", 0.1234))
     assert "0.123 ms (0.123–0.123), 5 MB" in line
     assert "error 1.0e-09" in format_record(Record("gradient-error", "x", "y", error=1e-9))
-
-
-def test_unknown_suite_and_device():
-    with pytest.raises(ConfigurationError, match="pooling"):
-        run_suites(["poling"], "cpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigurationError, match="CUDA is not available"):
-            run_suites(["pooling"], "cuda")
 
 
 def test_every_suite_is_on_the_page():

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.speed import SUITES, peers, run_suites
+from benchmarks.speed import peers
+from benchmarks.speed.measure import run_suite
+from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.segmentation import scene
 from matbackprop import inverse_root, matrix_function, second_order_pool
 
@@ -30,7 +32,7 @@ def test_every_case_has_a_peer(suite):
 
 def test_suite_of_errors_end_to_end():
     seen = []
-    results = run_suites(["gradient-error"], "cpu", scale="quick", seconds=0.01, report=seen.append)
+    results = run_suite("gradient-error", CPU, scale="quick", seconds=0.01, report=seen.append)
     assert seen == results.records
     ours = [float(r.error) for r in results.records if r.method == "matbackprop"]
     assert len(ours) > 4 and max(ours) < 2e-7
@@ -92,13 +94,3 @@ def test_scene_consists_of_regions():
     assert image.shape == (12, 20, 3) and f.shape == (12, 20, 5)
     assert f.min() > 0 and f.max() <= 1
     assert np.array_equal(image, scene(12, 20, 5)[0])
-
-
-def test_batched_eigh_fallback_has_the_gradient_of_eigh(monkeypatch):
-    monkeypatch.setattr(peers.cusolver, "solve", lambda a: tuple(torch.linalg.eigh(a)))
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(3, 5, 5, generator=generator, dtype=torch.float64)
-    a = (x + x.mT).requires_grad_()
-    g = [torch.randn(3, 5, generator=generator, dtype=torch.float64), x]
-    actual = torch.autograd.grad(peers._BatchedEigh.apply(a), a, g)
-    torch.testing.assert_close(actual, torch.autograd.grad(tuple(torch.linalg.eigh(a)), a, g))

@@ -21,7 +21,6 @@ _WIDE = 256
 _NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
 _PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centering
 _CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
-_CAPTURED_PEERS = ("cuSOLVER's batched routine + autograd's formula", "torch.linalg.eigh + autograd")
 _TF32 = "iSQRT, 5 steps in TF32 (approximate)"
 
 
@@ -110,7 +109,11 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
             yield Entry(f"sqrt, {images}×{m}×{d}, prepared", method, build, parameters=parameters)
     # Last, because a failed capture may leave the device in a bad state.
     for name, m, d in _CAPTURED:
-        for method in ("matbackprop", *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()), *_CAPTURED_PEERS):
+        for method in (
+            "matbackprop",
+            *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()),
+            "torch.linalg.eigh + autograd",
+        ):
             build = partial(_build_captured, pool_methods(name)[method], batch, m, d)
             case = f"{name}, {batch}×{m}×{d}, replayed from a CUDA graph"
             yield Entry(case, method, build, parameters={"batch": batch, "m": m, "d": d, "function": name})
