@@ -3,7 +3,7 @@
 A run is identified by the hash of its *provenance*: configuration, hashes of the data and of the starting weights, and
 kind of device. Rerunning a command skips every run whose hash is in the file. If a row, part and number occur several
 times, the last line counts. Each line also records the git revision, whether the tree was dirty, and a hash of the
-source code; a table whose runs come from several revisions says so.
+source code; a table lists the revisions of its runs if they differ.
 """
 
 from __future__ import annotations

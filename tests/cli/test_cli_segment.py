@@ -29,7 +29,7 @@ def test_without_a_model(picture, tmp_path, capsys):
     assert main(Config((picture,), out=tmp_path / "out", ks=(2, 4), model="none"))["exit_code"] == 0
     assert "photo.png: 2 regions" in capsys.readouterr().out
     labels = np.asarray(Image.open(tmp_path / "out" / "photo.png"))
-    assert labels.dtype in (np.uint16, np.int32)  # as Pillow says it, before and since version 11
+    assert labels.dtype in (np.uint16, np.int32)  # before and since Pillow 11
     assert (labels[:, :33] == 0).all() and (labels[:, 37:] == 1).all()
     levels = np.load(tmp_path / "out" / "photo.npz")
     assert len(list(read_label_maps(tmp_path / "out" / "photo-ucm2.mat", thresholds=9))) == 9

@@ -1,4 +1,4 @@
-"""Each kind of bad input raises an error that says how to fix it."""
+"""Each kind of bad input raises an error with a fix."""
 
 import pytest
 import torch

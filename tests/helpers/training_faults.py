@@ -2,7 +2,7 @@
 
 ``FAULTS`` maps a name to a function ``fault(folder, draw)``, which trains the tiny system in ``folder``, injects the
 fault at a random moment, and asserts that only the steps since the last checkpoint are lost, that a resumed run is
-bitwise equal to an undisturbed one, with the same lines of metrics, and that an error says how to fix it.
+bitwise equal to an undisturbed one, with the same lines of metrics, and that errors suggest a fix.
 ``python -m benchmarks faults`` repeats them many times.
 """
 
@@ -347,7 +347,7 @@ def worker_killed(folder, draw):
     thread.start()
     try:
         list(parallel_map(data.__getitem__, range(60), workers=2))
-        raise AssertionError("nobody noticed")
+        raise AssertionError("no error was raised")
     except WorkerError as error:
         assert "SIGKILL" in str(error)
     finally:

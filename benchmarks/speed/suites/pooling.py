@@ -102,7 +102,7 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
         for method, weighted, center in (
             ("matbackprop", False, False),
             ("matbackprop, weighted", True, False),
-            ("matbackprop, centred", False, True),
+            ("matbackprop, centered", False, True),
         ):
             parameters = {"batch": images, "m": m, "d": d, "function": "sqrt"}
             build = partial(_build_prepared, weighted, center, images, m, d)

@@ -33,7 +33,7 @@ def saved(tmp_path, image, name, **options):
         ((RAMP * 4095).astype(np.uint16), "twelve.png"),
         ((RAMP * 1e6).astype(np.int32), "integers.tif"),
         (RAMP.astype(np.float32), "unit.tif"),
-        ((RAMP * 900 - 400).astype(np.float32), "metres.tif"),
+        ((RAMP * 900 - 400).astype(np.float32), "meters.tif"),
     ],
 )
 def test_high_bit_depths_are_rescaled_by_their_range(tmp_path, values, name):
