@@ -91,7 +91,7 @@ def test_dead_and_duplicate_channels(name):
 
 @pytest.mark.parametrize("function", [normalized_cut_j1, normalized_cut_j2])
 def test_rank_tolerance_follows_the_dtype_of_the_data(function):
-    """A rank-3 map computed in float32 and cast to float64 has float32 rank; with a float64 tolerance the gradient is wrong."""
+    """A float32 map of rank 3 cast to float64 has float32 rank; a float64 tolerance gives a wrong gradient."""
     labels = regions(200, k=3)
     exact = features(200, 3) @ features(3, 8, seed=1)
     rounded = (features(200, 3).float() @ features(3, 8, seed=1).float()).requires_grad_()

@@ -14,8 +14,9 @@ from matbackprop.errors import ShapeError, needs
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
 SMOOTHING = 1.2
-"""Standard deviation in pixels of the Gaussian applied to contours before the watershed; chosen on 50 training images of
-BSDS500."""
+"""Standard deviation in pixels of the Gaussian applied to contours before the watershed.
+
+Chosen on 50 training images of BSDS500."""
 STEPS = 128
 """Contour strengths that the minima of the watershed distinguish; fewer steps make fewer regions."""
 SMALL = 3e-4
