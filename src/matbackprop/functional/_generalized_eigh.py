@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import Prepared, check_matrix, check_result, nan_where, prepare
+from matbackprop.checks import Prepared, check_result, nan_where, prepare
 from matbackprop.divided_differences import FunctionLike, resolve_function
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._eigh import Eigenpairs
@@ -20,16 +20,6 @@ from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
 from matbackprop.solvers.gram import largest_overlap, newton_step, squared_norms
-
-__all__ = [
-    "Reduced",
-    "congruent",
-    "definite_factor",
-    "function_of_pencil",
-    "generalized_eigh",
-    "generalized_matrix_function",
-    "spectrum_of_pencil",
-]
 
 
 def congruent(lower: Tensor, a: Tensor) -> Tensor:
@@ -162,16 +152,12 @@ def function_of_pencil(
 
 
 def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Prepared, Prepared]:
-    check_matrix(a, "a", square=True, or_complex=True)
-    check_matrix(b, "b", square=True, or_complex=True)
+    x = prepare(a, "a", check, precision, sizes="products", symmetric=True, others=(b,))
+    y = prepare(b, "b", check, precision, sizes="products", symmetric=True, others=(a,))
     if a.is_complex() != b.is_complex():
         raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
     if a.shape != b.shape:
         raise ShapeError(f"a and b must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
-    x, y = (
-        prepare(t, name, check, precision, sizes="products", symmetric=True, others=(a, b))
-        for t, name in ((a, "a"), (b, "b"))
-    )
     return x, y
 
 
@@ -247,9 +233,8 @@ def generalized_eigh(
         root of the condition number of B, that of its Cholesky factor.
 
     Raises:
-        ShapeError, DtypeError: ``a`` and ``b`` are not batches of square matrices of one shape, both real or both
-            complex.
-        NonFiniteError, SymmetryError: they hold NaN or Inf, or are not symmetric.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`, for both matrices; or their
+            shapes differ, or only one is complex.
         DomainError: B is not positive definite to the rounding of its entries, or products of the entries leave the
             range of floating point.
         TieError: see `eigh`.
@@ -271,9 +256,9 @@ def generalized_eigh(
     Reference:
         Giles, An extended collection of matrix derivative results (2008), for B = I.
     """
+    x, y = _prepare(a, b, check, precision)
+    policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.x.dtype)
     with autocast_off(a.device.type):
-        x, y = _prepare(a, b, check, precision)
-        policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.x.dtype)
         factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
         lam, v = (x.marked(y.marked(t)) for t in apply(_GeneralizedEigh, x.x, y.x, factor, policy))
         if x.check_values:
@@ -327,8 +312,8 @@ def generalized_matrix_function(
     Reference:
         Kubo and Ando, Means of positive linear operators (1980).
     """
+    x, y = _prepare(a, b, check, precision)
     with autocast_off(a.device.type):
-        x, y = _prepare(a, b, check, precision)
         out = function_of_pencil(x.x, y.x, function, exponent, x.check_values, params=params, dtype=b.dtype)
         if resolve_function(function, exponent, params)[0].domain == "positive":  # rounding may hide a zero eigenvalue
             factor = definite_factor(x.x.detach(), x.check_values, "a", a.dtype)

@@ -32,8 +32,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         A_k ``(*batch, m, n)`` in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
-        NonFiniteError: ``a`` holds NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
         DomainError: a negative rank, or a largest entry near the limits of floating point.
         TieError: σ_k = σ_{k+1}, so that the approximation is not unique.
 

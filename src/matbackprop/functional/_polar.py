@@ -163,8 +163,7 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
         Q ``(*batch, m, n)`` and P ``(*batch, n, n)``, named fields, in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
-        NonFiniteError: ``a`` holds NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
         DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are requested and the largest
             entry of ``a`` is near the limits of floating point.
 

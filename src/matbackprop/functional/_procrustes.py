@@ -25,8 +25,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
         R ``(*batch, n, n)`` with determinant 1, in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
-        NonFiniteError: ``a`` holds NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
         DomainError: R is not unique: two singular values are zero, or the determinant is negative and the two smallest
             singular values are equal.
 
@@ -71,8 +70,7 @@ def procrustes(
         R ``(*batch, d, d)`` in the dtype of ``x``, used as ``x @ R``. Subtract the means first for a rigid motion.
 
     Raises:
-        ShapeError, DtypeError: ``x``, ``y`` or ``weight`` do not fit.
-        NonFiniteError: they hold NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: ``x``, ``y`` or ``weight`` do not fit, or hold NaN or Inf.
         DomainError: a negative weight, or points that do not determine R: fewer than d − 1 independent ones (d with
             ``reflection``), or a mirror image that is symmetric.
 

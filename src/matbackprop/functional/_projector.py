@@ -71,10 +71,8 @@ def projector(
         Π_A ``(*b, m, m)`` in the dtype of ``a``; zero for A = 0.
 
     Raises:
-        ShapeError: not a matrix, or not square with ``symmetric=True``.
-        DtypeError: not floating point.
-        NonFiniteError: NaN or Inf entries.
-        SymmetryError: ``symmetric=True`` and A is not.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`; only with ``symmetric=True`` A
+            has to be square and symmetric.
         DomainError: a tolerance out of range.
 
     Gradient:

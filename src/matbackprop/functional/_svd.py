@@ -276,11 +276,10 @@ def svd(
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
-    On the CPU LAPACK decomposes float64 matrices; thin factors of narrower ones come from their Gram matrix in float64,
-    and from A for small singular values. On CUDA this holds for all thin factors, without synchronization. For any
-    spectrum the factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With
-    ``precision=torch.float32`` they are as accurate as those of torch.linalg.svd in float32, whose small singular
-    values and vectors have rounding errors of the largest one.
+    On the CPU LAPACK decomposes float64 matrices. Thin factors of others, and all thin factors on CUDA, come from the
+    Gram matrix in float64, and from A for small singular values. For any spectrum the factors, their orthogonality and
+    UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With ``precision=torch.float32`` they are as accurate
+    as those of torch.linalg.svd in float32.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
@@ -300,8 +299,7 @@ def svd(
         ``full_matrices`` U is ``(*batch, m, m)`` and Vᵀ ``(*batch, n, n)``.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
-        NonFiniteError: ``a`` holds NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
         DomainError: a singular value overflows.
         TieError: see ``ties``.
 

@@ -1,11 +1,9 @@
 """Leading eigenpairs and eigenspaces of symmetric matrices and operators, differentiated implicitly.
 
 With AV = VΛ, VᵀV = I the variation of V is VΩ inside the span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ), and outside it, column by
-column, the solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. That matrix is positive definite on the complement of V, so that
-conjugate gradients solve it with products only, and only the gap after λ_k matters. No other eigenpair is
-needed. For the subspace alone, AV = VH with any basis, it is ZH − AZ = (I − VVᵀ)dA V: no eigenvalue inside appears, so
-that derivatives of any order are exact at ties there. The variation of V inside its span is set to zero, which does not
-change a loss of VVᵀ.
+column, the solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. That matrix is positive definite on the complement of V, so
+conjugate gradients need only products. For the subspace alone, AV = VH with any basis, the equation is
+ZH − AZ = (I − VVᵀ)dA V, without gaps inside, and the variation of V inside its span is zero.
 """
 
 from __future__ import annotations
@@ -125,9 +123,7 @@ class _Operator(NamedTuple):
 
 
 class _Places(NamedTuple):
-    """Positions of the entries of a sparse matrix: compressed rows, and the row and column of each."""
-
-    starts: Tensor
+    starts: Tensor  # compressed rows
     rows: Tensor
     columns: Tensor
 
@@ -175,7 +171,6 @@ def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
 
 
 def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """A sparse matrix as products with its entries as the parameter."""
     check_floating(a, "a", or_complex=True)
     if a.ndim != 2 or a.shape[0] != a.shape[1]:
         raise ShapeError(f"A sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
@@ -245,7 +240,6 @@ def _symmetric_operator(
 def _check_function(
     a: Any, params: Sequence[Tensor], n: int | None, precision: torch.dtype | None
 ) -> tuple[Callable[..., Tensor], Sequence[Tensor], int, Tensor]:
-    """The function, its parameters, the order, and a tensor of the dtype and device of results."""
     if not callable(a):
         raise DtypeError(f"a must be a torch.Tensor or a function of columns, got {type(a).__name__}.")
     if n is None:
@@ -284,17 +278,11 @@ def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: Sequenc
 
 
 class _Gaps(NamedTuple):
-    """Differences between k eigenvalues, and to the others.
-
-    Attributes:
-        policy: treatment of ties.
-        others: eigenvalues ``(*batch, r)`` that may coincide with one of the k.
-        scale: the largest |λ| of the whole spectrum, broadcast against ``(*batch, k, k)``.
-    """
+    """Differences between k eigenvalues, and to the others."""
 
     policy: TiePolicy
-    others: Tensor
-    scale: Tensor
+    others: Tensor  # eigenvalues (*batch, r) that may coincide with one of the k
+    scale: Tensor  # the largest |λ| of the whole spectrum, broadcast against (*batch, k, k)
 
     def adjoint(self, lam: Tensor, v: Tensor, g_lam: Tensor | None, g_v: Tensor) -> Tensor:
         """V(K̃ᵀ∘(VᵀG))_sym, the gradient inside the span of V."""
@@ -334,8 +322,6 @@ class _OperatorPairs(NamedTuple):
 
 
 class _TopK(Operation):
-    """λ and V of the k leading pairs of an operator."""
-
     forward_twice = "topk_eigh"
     widen = False  # the products may capture tensors
 
@@ -508,17 +494,15 @@ def topk_eigh(
         ShapeError, DtypeError: an argument or a product does not fit.
         NonFiniteError, SymmetryError: values of ``a``.
         DomainError: k out of range, or a dense matrix whose largest entry is near the limits of floating point.
-        TieError: a gradient reaches vectors at a tie inside the k, or λ_k = λ_{k+1} (see ``ties``). The vectors are
-            then one choice of several; eigenvalues and their gradients are not affected.
+        TieError: a gradient reaches vectors at a tie inside the k, or λ_k = λ_{k+1} (see ``ties``).
         SolverError: no convergence within ``max_products``.
 
     Gradient:
-        With zⱼ the solution of (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, found by conjugate gradients (for
-        small dense matrices from the other eigenpairs, whose own gaps do not matter), the gradient of A is
-        (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized: a product for each parameter, never an n×n matrix unless
-        A is one. All orders and forward mode; of a sparse matrix the first order, which is all that
-        torch's COO constructors support (none for CSR); for more pass a function of its entries. For losses of VVᵀ,
-        which do not depend on ties inside the k, use `topk_subspace`.
+        The gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized, with zⱼ the solution of
+        (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, found by conjugate gradients (for small dense matrices from the
+        other eigenpairs). It is a product for each parameter, never an n×n matrix unless A is one. All orders and
+        forward mode; first order for COO matrices and none for CSR ones, as in torch. For more, pass a function of the
+        entries. For losses of VVᵀ, which do not depend on ties inside the k, use `topk_subspace`.
 
     Example:
         >>> import torch, matbackprop
@@ -554,7 +538,6 @@ def topk_eigh(
 
 
 def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dtype) -> Eigenpairs:
-    """All eigenpairs of dense matrices, of which k are returned."""
     with autocast_off(a.device.type):
         ready = prepare(a, "a", policy.check, real_dtype(dtype), sizes="sums", symmetric=True)
         x = ready.x
@@ -579,8 +562,6 @@ class _Basis(NamedTuple):
 
 
 class _Subspace(Operation):
-    """V, given it as a constant."""
-
     forward_twice = "topk_subspace"
     widen = False  # the products may capture tensors
 

@@ -102,8 +102,7 @@ def whiten(
         Y ``(*batch, m, d)`` in the dtype of ``x``.
 
     Raises:
-        ShapeError, DtypeError: an argument does not fit.
-        NonFiniteError: ``x``, ``weight``, ``mean`` or ``covariance`` holds NaN or Inf.
+        ShapeError, DtypeError, NonFiniteError: an argument does not fit, or holds NaN or Inf.
         DomainError: ε is not positive or lost in the rounding of the samples, a weight is negative, or all are zero,
             or a covariance has an eigenvalue below −ε.
         TieError: ``"pca"``, and a loss that uses axes of equal variance.
