@@ -173,7 +173,7 @@ def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
     return out * factor.reshape(factor.shape + (1,) * (out.ndim - factor.ndim))
 
 
-def refuse(bad: Tensor, out: Tensor, check_values: bool, error: type[NumericalError], fault: str) -> Tensor:
+def raise_or_nan(bad: Tensor, out: Tensor, check_values: bool, error: type[NumericalError], fault: str) -> Tensor:
     """Raise an error that counts the ``bad`` matrices ``(*batch,)``, or set them to NaN if values are not checked."""
     if not (check_values and values_checkable(bad)):
         return nan_where(bad, out)

@@ -297,7 +297,7 @@ class SpectralFunction:
         domain: domain of g.
         in_parameter: returns ∂g/∂p for a function of one parameter with one value per matrix, such as a power.
         builtin: whether the function belongs to the package, so that kernels may replace it by name.
-        announce: whether overflow of a divided difference raises DomainError.
+        check_overflow: whether overflow of a divided difference raises DomainError.
         shapes: of the parameters of a user-defined function.
 
     Example:
@@ -315,7 +315,7 @@ class SpectralFunction:
     domain: Domain = "real"
     in_parameter: Callable[[], SpectralFunction] | None = None
     builtin: bool = False
-    announce: bool = False
+    check_overflow: bool = False
     shapes: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
@@ -354,7 +354,7 @@ class BoundFunction:
 
     def _difference(self, difference: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         out = difference(*arguments, *self._params(*arguments))
-        if self.function.announce:
+        if self.function.check_overflow:
             what = f"A derivative of {self.function.name} at these eigenvalues"
             check_result(out, what, "Scale the matrices, or raise eps.")
         return out
@@ -376,7 +376,7 @@ def in_parameter(function: SpectralFunction) -> SpectralFunction:
     """∂g/∂p for a built-in function with a parameter."""
     if function.in_parameter is None:
         raise OrderError(f"{function.name} has no derivative in a parameter.")
-    return dataclasses.replace(function.in_parameter(), announce=function.announce)
+    return dataclasses.replace(function.in_parameter(), check_overflow=function.check_overflow)
 
 
 _builtin = functools.partial(SpectralFunction, builtin=True)

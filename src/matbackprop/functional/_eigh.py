@@ -74,8 +74,8 @@ class _Eigh(Operation):
     def tangent(saved: _Saved, da: Tensor, _: None) -> tuple[Tensor, Tensor]:
         lam, u, policy = saved
         variation = u.mH @ symmetrize(da) @ u
-        turn = policy.rotation(lam, variation, largest_entry(da))
-        return variation.diagonal(dim1=-2, dim2=-1).real.clone(), u @ turn
+        rotation = policy.rotation(lam, variation, largest_entry(da))
+        return variation.diagonal(dim1=-2, dim2=-1).real.clone(), u @ rotation
 
 
 def eigh(

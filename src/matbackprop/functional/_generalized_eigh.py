@@ -199,9 +199,9 @@ class _GeneralizedEigh(Operation):
         s = torch.zeros_like(v) if da is None else v.mH @ symmetrize(da) @ v
         t = torch.zeros_like(v) if db is None else v.mH @ symmetrize(db) @ v
         moved = s - t * lam.unsqueeze(-2)
-        turn = policy.rotation(lam, moved, largest_entry(moved))
-        turn = turn - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).real)
-        return moved.diagonal(dim1=-2, dim2=-1).real.clone(), v @ turn
+        rotation = policy.rotation(lam, moved, largest_entry(moved))
+        rotation = rotation - 0.5 * torch.diag_embed(t.diagonal(dim1=-2, dim2=-1).real)
+        return moved.diagonal(dim1=-2, dim2=-1).real.clone(), v @ rotation
 
 
 def generalized_eigh(

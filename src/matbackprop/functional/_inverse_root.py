@@ -102,7 +102,7 @@ def inverse_root_in(
     function, exponent = power_function(-1.0 / p)
     if ready.check_values:
         check_positive(values, eps, name)
-        function = dataclasses.replace(function, announce=True)
+        function = dataclasses.replace(function, check_overflow=True)
     else:
         values = values.masked_fill(values <= 0, torch.nan)
     damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import prepare, refuse
+from matbackprop.checks import prepare, raise_or_nan
 from matbackprop.divided_differences import KEEP_LARGE, without_derivatives
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -71,5 +71,5 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         if rank:
             tied = (s[..., rank - 1] - cut <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (cut > 0)
             fault = f"have equal singular values on both sides of rank {rank}. Choose another rank."
-            out = refuse(tied, out, check_values, TieError, fault)
+            out = raise_or_nan(tied, out, check_values, TieError, fault)
         return out.to(a.dtype)

@@ -31,7 +31,7 @@ from matbackprop.divided_differences import (
     without_derivatives,
 )
 from matbackprop.errors import DomainError
-from matbackprop.functional._spectrum import Spectrum, of_symmetric_part, refuse_captured
+from matbackprop.functional._spectrum import Spectrum, check_captured, of_symmetric_part
 from matbackprop.numerics import autocast_off, rounding_of_zero, zero_tolerance
 from matbackprop.solvers import batched_eigh
 
@@ -244,7 +244,7 @@ def from_one_decomposition(
 def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: SpectralFunction, given: Given) -> Tensor:
     x, lam = ready.x, spectrum.values
     function, p = bind_params(function, given, x.shape[:-2], x)
-    refuse_captured(function, lam, p)
+    check_captured(function, lam, p)
     if not ready.check_values:
         lam = lam.masked_fill(outside_domain(lam, function), torch.nan)
         if p is not None and function.builtin:
@@ -268,7 +268,7 @@ def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: t
                 function,
                 f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}",
             )
-    return dataclasses.replace(function, announce=True)
+    return dataclasses.replace(function, check_overflow=True)
 
 
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_size, prepare, refuse
+from matbackprop.checks import check_size, prepare, raise_or_nan
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
@@ -144,7 +144,7 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
         f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use more or other "
         f"data, or add a multiple of the expected matrix."
     )
-    return refuse(bad, out, check_values, DomainError, fault)
+    return raise_or_nan(bad, out, check_values, DomainError, fault)
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:

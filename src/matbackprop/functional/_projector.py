@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import nan_where, prepare, refuse
+from matbackprop.checks import nan_where, prepare, raise_or_nan
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
@@ -175,5 +175,5 @@ def spectral_projector(
             gap = torch.where(chosen, values, torch.inf).amin(-1) - torch.where(chosen, -torch.inf, values).amax(-1)
             tied = gap <= gap_tolerance(values.dtype, n) * values.abs().amax(-1)
             fault = "have equal eigenvalues on both sides of the cut. Choose another rank or threshold."
-            out = refuse(tied, out, ready.check_values, TieError, fault)
+            out = raise_or_nan(tied, out, ready.check_values, TieError, fault)
         return out.to(a.dtype)

@@ -51,7 +51,7 @@ from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._matrix_function import check_domain
-from matbackprop.functional._spectrum import Point, Spectrum, refuse_captured, spectral
+from matbackprop.functional._spectrum import Point, Spectrum, check_captured, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
 from matbackprop.solvers.eigh import batched_eigh
@@ -461,7 +461,7 @@ def _pool(
         if p is not None:
             check_finite(p, "exponent" if function.builtin else "params")
         if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
-            function = dataclasses.replace(function, announce=True)
+            function = dataclasses.replace(function, check_overflow=True)
     elif p is not None and function.builtin:
         x = nan_where(~p.isfinite(), x)
     x = _center(x, w) if center else x
@@ -472,11 +472,11 @@ def _pool(
     if both_modes or (p is not None and not function.builtin):
         # Nested forward mode, or parameters of a user-defined function: g of the d×d matrix A.
         a, spectrum = _decompose(x, w, shift, fine)
-        refuse_captured(function, spectrum.values, p)
+        check_captured(function, spectrum.values, p)
         return spectral(a, spectrum, function, p)
     c, s, *_ = apply(_Pool, x, w, shift, p, function, fine)
     if not function.builtin:
-        refuse_captured(function, s + shift.detach().unsqueeze(-1), p)
+        check_captured(function, s + shift.detach().unsqueeze(-1), p)
     return c
 
 

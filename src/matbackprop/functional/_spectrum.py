@@ -196,7 +196,7 @@ class _Derivative(Operation):
             terms.append(apply(_Scaled, dp, point.in_parameter().derivative(*directions)))
         elif dp is not None:
             if directions:
-                _refuse_order()
+                _unsupported_order()
             terms.append(apply(_ParameterTangent, *point.inputs(dp)))
         return _total(terms)
 
@@ -277,7 +277,7 @@ class _Scaled(Operation):
         return _total(terms if dx is None else [*terms, apply(_Scaled, saved.q, dx)])
 
 
-def _refuse_order(*_: Any) -> Any:
+def _unsupported_order(*_: Any) -> Any:
     raise OrderError(
         "A derivative in the parameters of a user-defined function was requested that is not provided: third orders, "
         "and second orders by torch.func. Differentiate twice with torch.autograd.grad, or detach the parameters."
@@ -306,7 +306,7 @@ class _ParameterGradient(Operation):
     """The gradient in θ of ⟨G, g(A; θ)⟩, or of ⟨G, the derivative of g in a direction⟩."""
 
     save = staticmethod(_saved)
-    tangent = staticmethod(_refuse_order)
+    tangent = staticmethod(_unsupported_order)
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
@@ -317,7 +317,7 @@ class _ParameterGradient(Operation):
     def adjoint(saved: _Saved, needed: Sequence[bool], dp: Tensor) -> Any:
         point, (g, *directions) = saved
         if directions or differentiated_again():
-            _refuse_order()
+            _unsupported_order()
         p, value = cast(Tensor, point.p), _in_params(point)
         grad_a = _push(_in_params(point, g), p, dp) if needed[0] else None
         grad_p = _pull(lambda p: inner(g, _push(value, p, dp)), p, torch.ones_like(inner(g, g)))
@@ -328,8 +328,8 @@ class _ParameterTangent(Operation):
     """The variation of g(A; θ) with θ."""
 
     save = staticmethod(_saved)
-    adjoint = staticmethod(_refuse_order)
-    tangent = staticmethod(_refuse_order)
+    adjoint = staticmethod(_unsupported_order)
+    tangent = staticmethod(_unsupported_order)
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
@@ -337,7 +337,7 @@ class _ParameterTangent(Operation):
         return _push(_in_params(point), cast(Tensor, point.p), dp)
 
 
-def refuse_captured(function: SpectralFunction, values: Tensor, p: Tensor | None) -> None:
+def check_captured(function: SpectralFunction, values: Tensor, p: Tensor | None) -> None:
     """Raise if a user-defined function depends on tensors with a gradient that are not among its parameters."""
     if function.builtin or values.numel() == 0 or not torch.is_grad_enabled():
         return

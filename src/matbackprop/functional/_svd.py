@@ -71,8 +71,8 @@ def _free_phases(even: Tensor, odd: Tensor, s: Tensor, policy: TiePolicy, size: 
     if not even.is_complex():
         return []
     zero = policy.tied(s, largest_entry(s.unsqueeze(-1)).squeeze(-1)).unsqueeze(-2)
-    turn = odd.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-    return [*policy.phases(even, size), (zero, policy.gauge_dependent(turn, size))]
+    phase = odd.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
+    return [*policy.phases(even, size), (zero, policy.gauge_dependent(phase, size))]
 
 
 class _Saved(NamedTuple):
@@ -148,7 +148,7 @@ def _adjoint(
         *_free_phases(even, odd, s, policy, size),
     ]
     if u.shape[-2] == k:
-        return u @ policy.settle(inner, *ties) @ v.mH
+        return u @ policy.enforce(inner, *ties) @ v.mH
     outside = _outside(u, g_u, within_u)
     zero = policy.tied(s, scale.squeeze(-1)).unsqueeze(-2)
     if policy.ties == "raise":
@@ -158,7 +158,7 @@ def _adjoint(
     if u.shape[-1] > k:
         rest = _skew(_tail(u, k).mH @ _tail(g_u, k))
         ties.append((torch.ones_like(rest, dtype=torch.bool), policy.gauge_dependent(rest, size)))
-    inner = policy.settle(inner, *ties)
+    inner = policy.enforce(inner, *ties)
     return (first @ inner + outside * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)) @ v.mH
 
 
@@ -198,7 +198,7 @@ def _tangent(u: Tensor, s: Tensor, v: Tensor, dx: Tensor, policy: TiePolicy) -> 
         ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
         change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
         du = torch.cat([du + change, -first @ (change.mH @ _tail(u, k))], -1)
-    return policy.settle(du, *ties), dp.diagonal(dim1=-2, dim2=-1).real.clone(), policy.settle(dv, *ties)
+    return policy.enforce(du, *ties), dp.diagonal(dim1=-2, dim2=-1).real.clone(), policy.enforce(dv, *ties)
 
 
 class _SVDByKernel(Operation):
@@ -249,7 +249,7 @@ def _adjoint_by_kernel(saved: _Saved, gradients: tuple[Any, ...]) -> Tensor:
     broadening = policy.broadening if policy.ties == "broaden" else 0.0
     gauge = -1.0 if policy.ties == "raise" else policy.gauge_tolerance
     out = kernels.adjoint((u, s, vh), gradients, policy.tolerance, broadening, gauge, flag)
-    return policy.settle_flag(out, flag)
+    return policy.enforce_flag(out, flag)
 
 
 def _outside(long: Tensor, g: Tensor, within: Tensor) -> Tensor:

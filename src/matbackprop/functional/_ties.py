@@ -95,8 +95,8 @@ class TiePolicy:
         """Masks of the free phases of complex vectors: an imaginary diagonal of UᵀG_U, ``within``."""
         if not within.is_complex():
             return []
-        turn = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
-        return [(torch.ones_like(turn, dtype=torch.bool), self.gauge_dependent(turn, size))]
+        phase = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
+        return [(torch.ones_like(phase, dtype=torch.bool), self.gauge_dependent(phase, size))]
 
     def over_gaps(self, values: Tensor, within: Tensor, used: Tensor, size: Tensor) -> Tensor:
         """(UᵀG_U)ᵢⱼ/(λⱼ − λᵢ), given UᵀG_U, the vectors that the loss uses and the size of G_U."""
@@ -104,27 +104,27 @@ class TiePolicy:
             return rates_apart(values) * within
         out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * within
         visible = self.visible(used, within - within.mH, size)
-        return self.settle(out, (tied_pairs(values, self), visible), *self.phases(within, size))
+        return self.enforce(out, (tied_pairs(values, self), visible), *self.phases(within, size))
 
     def rotation(self, values: Tensor, variation: Tensor, size: Tensor) -> Tensor:
         """UᵀdU for a variation UᵀdAU: divided by the gaps λⱼ − λᵢ; ``size`` is that of dA."""
         out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * variation
-        return self.settle(out, (tied_pairs(values, self), variation.abs() > self.tolerance * size))
+        return self.enforce(out, (tied_pairs(values, self), variation.abs() > self.tolerance * size))
 
-    def settle(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
+    def enforce(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
         """Apply the policy to a derivative ``(*batch, m, n)``, given masks of tied and of visible entries."""
         bad = [(tied & visible).any(-1).any(-1) for tied, visible in ties]
-        return self.settle_flag(out, functools.reduce(torch.logical_or, bad))
+        return self.enforce_flag(out, functools.reduce(torch.logical_or, bad))
 
-    def settle_flag(self, out: Tensor, bad: Tensor) -> Tensor:
-        """`settle` given which matrices are bad, ``(*batch,)`` or one flag for all."""
+    def enforce_flag(self, out: Tensor, bad: Tensor) -> Tensor:
+        """`enforce` given which matrices are bad, ``(*batch,)`` or one flag for all."""
         if self.check is not False and (self.check or bad.is_cpu) and values_checkable(bad):
             if bool(bad.any()):
-                self._complain()
+                self._report()
             return out
         return nan_where(bad, out) if self.ties == "raise" else out
 
-    def _complain(self) -> None:
+    def _report(self) -> None:
         where = f"a repeated (or zero) value, closer than {self.tolerance:.2g} of the largest one"
         if self.phase:
             where += ", or depends on the phase of a complex vector"

@@ -23,7 +23,7 @@ from matbackprop.checks import (
     check_matrix,
     nan_where,
     prepare,
-    refuse,
+    raise_or_nan,
     values_checkable,
     wants_check,
 )
@@ -289,13 +289,13 @@ class _Gaps(NamedTuple):
         within = v.mH @ g_v
         visible = self.policy.visible(receives_gradient(g_v, g_lam), within - within.mH, largest_entry(g_v))
         behind = self._tied_with_others(lam) & receives_gradient(g_v, None).unsqueeze(-2)
-        return self._settle(lam, v @ symmetrize(self._inverse(lam) * within), visible, behind)
+        return self._enforce(lam, v @ symmetrize(self._inverse(lam) * within), visible, behind)
 
     def tangent(self, lam: Tensor, v: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """dλ, and the part of dV inside the span of V, given dA V."""
         within = v.mH @ moved
         visible = within.abs() > self.policy.tolerance * largest_entry(moved)
-        rotation = self._settle(lam, self._inverse(lam) * within, visible, self._tied_with_others(lam))
+        rotation = self._enforce(lam, self._inverse(lam) * within, visible, self._tied_with_others(lam))
         return within.diagonal(dim1=-2, dim2=-1).real.clone(), v @ rotation
 
     def _inverse(self, lam: Tensor) -> Tensor:
@@ -305,8 +305,8 @@ class _Gaps(NamedTuple):
         """Which of the k coincide with another one, as a row ``(*batch, 1, k)``."""
         return self.policy.tied(lam.unsqueeze(-2) - self.others.unsqueeze(-1), self.scale).any(-2, keepdim=True)
 
-    def _settle(self, lam: Tensor, out: Tensor, visible: Tensor, behind: Tensor) -> Tensor:
-        return self.policy.settle(out, (tied_pairs(lam, self.policy, self.scale), visible), (behind, behind))
+    def _enforce(self, lam: Tensor, out: Tensor, visible: Tensor, behind: Tensor) -> Tensor:
+        return self.policy.enforce(out, (tied_pairs(lam, self.policy, self.scale), visible), (behind, behind))
 
 
 class _OperatorPairs(NamedTuple):
@@ -648,4 +648,4 @@ def topk_subspace(
         tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
         v = apply(_Subspace, operator.products, check_values, pairs.vectors, *operator.params)
         fault = f"have equal eigenvalues on both sides of k = {k}. Choose another k."
-        return nan_where(operator.bad, refuse(tied, v, check_values, TieError, fault)).to(operator.like.dtype)
+        return nan_where(operator.bad, raise_or_nan(tied, v, check_values, TieError, fault)).to(operator.like.dtype)

@@ -39,18 +39,18 @@ def check_method(method: Method, eps: float) -> None:
         raise DomainError(f"eps must be positive and finite, got {eps}.")
 
 
-def shares_of(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the weight of each row in the statistics ``(*batch, m)``; weights sum to 1."""
+def normalized_weights(x: Tensor, weight: Tensor | None) -> Tensor:
+    """Weights of the rows ``(*batch, m)`` that sum to 1."""
     if weight is None:
         return torch.full_like(x[..., 0].real, 1 / max(x.shape[-2], 1))
     weight = weight.to(real_dtype(x.dtype))
     return weight / weight.sum(-1, keepdim=True)
 
 
-def covariance_of(x: Tensor, share: Tensor, mean: Tensor) -> Tensor:
+def covariance_of(x: Tensor, fraction: Tensor, mean: Tensor) -> Tensor:
     """Σ ``(*batch, d, d)`` of weighted rows about a mean ``(*batch, d)``."""
     centered = x - mean.unsqueeze(-2)
-    return symmetrize(product((share.unsqueeze(-1) * centered).mH, centered))
+    return symmetrize(product((fraction.unsqueeze(-1) * centered).mH, centered))
 
 
 def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
@@ -132,17 +132,21 @@ def whiten(
         others = [t for t in (weight, mean, covariance) if t is not None]
         rows, check_values, *_ = prepare(x, "x", check, precision, sizes="large", others=others)
         if check_values:
-            _check_values({"mean": mean, "covariance": covariance}, weight)
+            for name, tensor in (("mean", mean), ("covariance", covariance)):
+                if tensor is not None:
+                    check_finite(tensor, name)
+            if weight is not None:
+                _check_weights(weight)
         dtype, d, inside = rows.dtype, x.shape[-1], real_dtype(rows.dtype)
         if mean is None or covariance is None:
-            share = shares_of(rows, weight)
-            center = product(share.unsqueeze(-2).to(dtype), rows)
+            fraction = normalized_weights(rows, weight)
+            center = product(fraction.unsqueeze(-2).to(dtype), rows)
             if method == "pca":
                 lost = partial(ill_determined, fine=is_double(x.dtype), shift=eps)
-                values, vectors, turned = row_eigh(rows - center, share, lost, ties=ties, check=check)
+                values, vectors, rotated = row_eigh(rows - center, fraction, lost, ties=ties, check=check)
             else:  # on the smaller side of the samples
-                turn = second_order_pool(
-                    rows, eps=eps, function="inv_sqrt", weight=share, center=True, check=False, precision=inside
+                root = second_order_pool(
+                    rows, eps=eps, function="inv_sqrt", weight=fraction, center=True, check=False, precision=inside
                 )
         else:
             center = mean.to(dtype).unsqueeze(-2)
@@ -150,16 +154,16 @@ def whiten(
                 values, vectors = eigh(covariance.to(dtype), ties=ties, check=check, precision=inside)
                 if wants_check(check, values):
                     _check_variances(values.detach(), eps, covariance.dtype)
-                turned = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
+                rotated = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
             else:
-                turn = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
+                root = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
         if check_values and covariance is None:
-            gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(turn.detach())
+            gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(root.detach())
             _check_eps(rows, eps, gain)
         if method == "pca":  # the largest variance first, the largest entry of each axis positive
-            y = turned * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
+            y = rotated * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
             return y.flip(-1).to(x.dtype)
-        return product(rows - center, turn.expand(*x.shape[:-2], d, d)).to(x.dtype)
+        return product(rows - center, root.expand(*x.shape[:-2], d, d)).to(x.dtype)
 
 
 def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
@@ -194,15 +198,11 @@ def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, cov
         )
 
 
-def _check_values(tensors: dict[str, Tensor | None], weight: Tensor | None) -> None:
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            check_finite(tensor, name)
-    if weight is not None:
-        check_weight_values(weight)
-        empty = weight.detach().sum(-1) == 0
-        if bool(empty.any()):
-            raise DomainError(
-                f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero. "
-                f"Give at least one sample a positive weight."
-            )
+def _check_weights(weight: Tensor) -> None:
+    check_weight_values(weight)
+    empty = weight.detach().sum(-1) == 0
+    if bool(empty.any()):
+        raise DomainError(
+            f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero. "
+            f"Give at least one sample a positive weight."
+        )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from matbackprop.checks import check_floating
 from matbackprop.errors import ConfigurationError, DtypeError, ShapeError
 from matbackprop.functional._ties import Ties, check_ties
-from matbackprop.functional._whiten import Method, check_method, covariance_of, shares_of, whiten
+from matbackprop.functional._whiten import Method, check_method, covariance_of, normalized_weights, whiten
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import compute_dtype
 
@@ -94,7 +94,7 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
         m = rows.shape[-2]
         x = rows.to(compute_dtype(self.precision, rows.dtype))
         mean = x.mean(-2)
-        covariance = covariance_of(x, shares_of(x, None), mean) * (m / (m - 1))
+        covariance = covariance_of(x, normalized_weights(x, None), mean) * (m / (m - 1))
         self.num_batches_tracked += 1
         fraction = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.to(torch.float64)
         for running, new in ((self.running_mean, mean), (self.running_covariance, covariance)):

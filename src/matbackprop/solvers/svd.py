@@ -113,12 +113,12 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:
     q = q.gather(-1, order.unsqueeze(-2).expand(q.shape))
     y = y.gather(-2, order.unsqueeze(-1).expand(y.shape))
     sigma = s.sqrt()
-    there = (s > 0).unsqueeze(-1)
-    v = y / torch.where(there, sigma.unsqueeze(-1), 1)
+    nonzero = (s > 0).unsqueeze(-1)
+    v = y / torch.where(nonzero, sigma.unsqueeze(-1), 1)
     if kernels_may_take(v, sigma):
         v = complete_by_kernel(v, sigma)
-    elif not (is_plain(v) and bool(there.all())):
-        v = _complete(v, there)
+    elif not (is_plain(v) and bool(nonzero.all())):
+        v = _complete(v, nonzero)
     return q, sigma if unit is None else sigma * unit.squeeze(-1), v
 
 
@@ -128,7 +128,7 @@ def _cleared(y: Tensor) -> Tensor:
     return y * (s > noise_floor(y.shape, s.dtype) ** 2 * s.amax(-1, keepdim=True)).unsqueeze(-1)
 
 
-def _complete(v: Tensor, there: Tensor) -> Tensor:
+def _complete(v: Tensor, nonzero: Tensor) -> Tensor:
     """Complete the rows of V whose singular values are zero with rows orthonormal to the others."""
     k, size = v.shape[-2:]
     # Pseudo-random rows, generated on the device because a copy would synchronize.
@@ -139,8 +139,8 @@ def _complete(v: Tensor, there: Tensor) -> Tensor:
         .sin()
         .view(k, size)
     )
-    new = torch.where(there, 0, new)
-    other = torch.diag_embed(there.squeeze(-1).to(v.dtype))
+    new = torch.where(nonzero, 0, new)
+    other = torch.diag_embed(nonzero.squeeze(-1).to(v.dtype))
     for _ in range(2):  # twice, to remove rounding errors
         new = new - (new @ v.mH) @ v
         factor, _ = torch.linalg.cholesky_ex(new @ new.mH + other)
