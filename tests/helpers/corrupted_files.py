@@ -425,7 +425,7 @@ def _prepare(name: str) -> Callable[[Path], None]:
         recipe = get_recipe(name)
         config = merge(resolve(recipe, "smoke", folder / "fields.toml"), {"data.cache": str(folder / "cache")})
         try:
-            recipe.build(config)
+            recipe.module.build(config)
         except DataError as error:
             print(f"matbackprop: error: {printable(str(error))}", file=sys.stderr)
             sys.exit(2)

@@ -54,7 +54,7 @@ def rebuild(run: RunFolder, file: Path | None = None) -> tuple[Any, Any, Any]:
         if getattr(getattr(config, "model", None), "backbone", None) is not None:
             check_published(config.model.backbone)
         seed_all(config.engine.seed)
-        module, data = recipe.build(config)
+        module, data = recipe.module.build(config)
     except ConfigurationError as error:
         raise ConfigurationError(f"{origin}: {error}") from error
     return config, module, data

@@ -35,7 +35,7 @@ def test_the_epoch_reaches_the_source():
 @pytest.mark.parametrize("epoch,batch", [(0, 0), (0, 3), (2, 1), (1, 5)])
 def test_reading_from_any_batch_on(epoch, batch, threads):
     whole = indices(EpochLoader(source(20), 4, seed=3).read(epoch))
-    loader = EpochLoader(source(20), 4, seed=3, threads=threads, pin_memory=False)
+    loader = EpochLoader(source(20), 4, seed=3, threads=threads)
     assert indices(loader.read(epoch, batch)) == whole[batch:]
 
 
@@ -82,7 +82,7 @@ def test_fewer_items_than_a_batch_are_repeated_to_fill_it():
 @pytest.mark.parametrize("options", [{"threads": 3}, {"threads": 1}])
 def test_readers_keep_the_order_and_the_global_generator(options):
     plain = indices(EpochLoader(source(30), 4, seed=2).read(0))
-    loader = EpochLoader(source(30), 4, seed=2, pin_memory=False, **options)
+    loader = EpochLoader(source(30), 4, seed=2, **options)
     state = torch.get_rng_state()
     assert indices(loader.read(0)) == plain
     assert torch.equal(torch.get_rng_state(), state)

@@ -38,7 +38,7 @@ def test_an_interrupted_recipe_is_bitwise_equal(name, log_every, tmp_path, monke
         options = ENGINE | {"run": str(tmp_path / folder), "resume": resume, "log_every": log_every}
         config = merge(recipe.preset("smoke"), CASES[name] | {f"engine.{k}": v for k, v in options.items()})
         seed_all(config.engine.seed)
-        module, data = recipe.build(config)
+        module, data = recipe.module.build(config)
         step = module.training_step
 
         def stopping(batch):

@@ -79,7 +79,7 @@ def test_saved_segmenters_start_their_recipes(name, tmp_path, words):
         model = ContourNet(backbone="alexnet", taps=("relu1", "relu5"), width=6, stem=3)
     model.save_pretrained(tmp_path / "model")
     config = parse(name, ["--from", str(tmp_path / "model"), *words], "train").config
-    system, _ = RECIPES[name].build(config)
+    system, _ = RECIPES[name].module.build(config)
     for key, value in model.state_dict().items():
         assert torch.equal(value, system.model.state_dict()[key]), key
 

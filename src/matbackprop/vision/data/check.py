@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,6 @@ from typing import Any
 from matbackprop.errors import DataError, Problem
 from matbackprop.vision.files import shorten
 from matbackprop.vision.progress import track
-
-ReadAll = Callable[[Callable[[Any], Any], list[Any]], Iterable[Any]]
-"""Applies a reader to every item, as ``map`` does."""
 
 
 @dataclass
@@ -54,11 +51,15 @@ def find_layout(root: str | Path) -> str:
 
 def check_dataset(root: str | Path) -> CheckResult:
     """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`."""
+    return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root))
+
+
+def _read_all(read: Callable[[Any], Any], items: list[Any], title: str) -> Iterator[Any]:
     with ThreadPoolExecutor(4) as pool:
-        return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root), pool.map)
+        yield from track(pool.map(read, items), title, len(items))
 
 
-def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
+def check_bsds(root: Path) -> CheckResult:
     """Read every image and human map of a folder in the layout of BSDS500 or BSDS300 and compare their sizes.
 
     Problems are files that cannot be read, images without maps, maps without images, and maps of another size.
@@ -82,8 +83,7 @@ def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
         result.counts[f"{folder.name} images"] = len(files.images)
         tasks = [(name, files.images[name], files.truth[name]) for name in names]
         count = 0
-        samples = read_all(lambda task: read_sample(*task), tasks)
-        for sample, problems in track(samples, f"Checking {folder.name}", len(tasks)):
+        for sample, problems in _read_all(lambda task: read_sample(*task), tasks, f"Checking {folder.name}"):
             count += len(sample.segmentations) if sample else 0
             result.problems += problems
         result.counts[f"{folder.name} segmentations"] = count
@@ -93,7 +93,7 @@ def check_bsds(root: Path, read_all: ReadAll = map) -> CheckResult:
     return result
 
 
-def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
+def check_coco(root: Path) -> CheckResult:
     """Read every image and every annotation of a folder in COCO's layout.
 
     Crowds, empty masks and unused categories are noted.
@@ -116,7 +116,7 @@ def check_coco(root: Path, read_all: ReadAll = map) -> CheckResult:
         missing = {p.path for p in index.problems if p.kind == "missing image"}
         left_out = Counter(index.skipped)
         there = [one for one in index.images if one.path not in missing]
-        for _, _, problems in track(read_all(open_regions, there), f"Checking {split}", len(there)):
+        for _, _, problems in _read_all(open_regions, there, f"Checking {split}"):
             left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
             result.problems += [p for p in problems if p.kind != "empty mask"]
         if not any(one.regions for one in index.images):

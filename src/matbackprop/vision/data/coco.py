@@ -231,19 +231,14 @@ def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict
         return "unknown image", f"belongs to the image {entry['image_id']}, which is not listed"
     if entry.get("iscrowd"):
         return "crowd", ""
-    if box is not None and not _overlaps(box, image):
-        return (
-            "box outside the image",
-            f"has the box {show(box)} in an image of {image.width} × {image.height}",
-        )
+    if box is not None:
+        x, y, width, height = box
+        if min(width, height) <= 0 or not (-width < x < image.width and -height < y < image.height):
+            reason = f"has the box {show(box)} in an image of {image.width} × {image.height}"
+            return "box outside the image", reason
     if not entry.get("segmentation"):
         return "empty mask", ""
     return "", ""
-
-
-def _overlaps(box: Box, image: ImageRegions) -> bool:
-    x, y, width, height = box
-    return min(width, height) > 0 and -width < x < image.width and -height < y < image.height
 
 
 def read_regions(

@@ -181,31 +181,6 @@ class SecondOrderVector(Descriptor):
             self.reduce.weight.copy_(directions.flip(-1)[:, : self.width].mT[..., None, None])
 
 
-def fully_connected(inputs: int, hidden: int, *, dropout: float = 0.5, input_dropout: float = 0.0) -> nn.Sequential:
-    """AlexNet's two fully connected layers with ReLU, without the classifier.
-
-    Args:
-        inputs: width of the input.
-        hidden: width of both layers (4096 in AlexNet).
-        dropout: fraction dropped after the first and after the second layer.
-        input_dropout: fraction dropped before the first layer.
-    """
-    layers = nn.Sequential(
-        nn.Dropout(input_dropout),
-        nn.Linear(inputs, hidden),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-        nn.Linear(hidden, hidden),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-    )
-    for layer in layers:
-        if isinstance(layer, nn.Linear):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            nn.init.zeros_(layer.bias)
-    return layers
-
-
 class RegionClassifier(PretrainedMixin, nn.Module):
     """A classifier of image regions.
 
@@ -308,14 +283,22 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             inputs = width
             if config.head != "o2p_fc":
                 inputs = self._whole_maps([self.last])[self.last][0].numel() * (2 if config.two_views else 1)
-            self.first = fully_connected(
-                inputs, config.hidden, dropout=config.dropout, input_dropout=config.input_dropout
-            )
+            self.first = self._fully_connected(inputs)
             width = width + config.hidden if config.head == "both" else config.hidden
         self.classifier = nn.Linear(width, classes)
         # Small initial scores for descriptors of up to 32,896 entries.
         nn.init.normal_(self.classifier.weight, std=0.01 if config.head in ("fc", "o2p_fc") else 0.001)
         nn.init.zeros_(self.classifier.bias)
+
+    def _fully_connected(self, inputs: int) -> nn.Sequential:
+        """Return AlexNet's two fully connected layers with ReLU and dropout."""
+        hidden, dropout = self.config.hidden, self.config.dropout
+        one, two = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
+        for layer in (one, two):
+            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+            nn.init.zeros_(layer.bias)
+        parts = (one, nn.ReLU(), nn.Dropout(dropout), two, nn.ReLU(), nn.Dropout(dropout))
+        return nn.Sequential(nn.Dropout(self.config.input_dropout), *parts)
 
     def _channels(self, tap: str) -> int:
         channels = {self.backbone.info(part).channels for part in tap.split("+")}

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -36,10 +36,6 @@ from matbackprop.vision.configuration import (
     to_json,
 )
 from matbackprop.vision.models.config import ContourModelConfig, NCutsModelConfig, RegionModelConfig
-
-if TYPE_CHECKING:
-    from matbackprop.vision.training.run_folder import RunFolder
-    from matbackprop.vision.training.system import Data, System
 
 Scale = Annotated[float, Field(gt=0, le=16)]
 
@@ -112,7 +108,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training, with functions ``build``, ``export`` and ``figures`` in the module of its name.
+    """A kind of training.
 
     Attributes:
         name: the word after ``matbackprop train``.
@@ -127,20 +123,9 @@ class Recipe:
     summary: str
 
     @property
-    def _module(self) -> Any:
+    def module(self) -> Any:
+        """The module with the functions ``build(config)``, ``export(run, system, data)`` and ``figures``."""
         return importlib.import_module(f"matbackprop.vision.training.{self.name}")
-
-    def build(self, config: Any) -> tuple[System, Data]:
-        """Return the system and the data of a configuration, after seeding."""
-        return self._module.build(config)
-
-    def export(self, run: RunFolder, system: System, data: Data) -> None:
-        """Write the trained model to the run folder."""
-        self._module.export(run, system, data)
-
-    def figures(self, run: RunFolder, system: System, data: Data) -> None:
-        """Draw the figures of the report."""
-        self._module.figures(run, system, data)
 
     def preset(self, name: str) -> Any:
         """Return a copy of a preset."""

@@ -128,13 +128,13 @@ def _train(
     fields = {"engine": engine, "data.generate": images, "data.cache": str(config.run / "cache")}
     settings = merge(RECIPES[recipe].preset("smoke"), fields)
     seed_all(config.seed)
-    system, data = RECIPES[recipe].build(settings)
+    system, data = RECIPES[recipe].module.build(settings)
     system.start(data)  # calibrates the descriptors
     before = score(system, data)
     run = fit(settings, system, data, name=f"demo-{recipe}")
     load_weights(run, system)
     after = score(system, data)
-    RECIPES[recipe].figures(run, system, data)
+    RECIPES[recipe].module.figures(run, system, data)
     return run, {"before": before, "after": after}
 
 

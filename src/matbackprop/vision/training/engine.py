@@ -56,17 +56,17 @@ def run_recipe(recipe: Recipe, config: Any, *, preset: str = "custom") -> RunFol
         run.check(config, resume=engine.resume, overwrite=engine.overwrite)  # before the data are read
     seed_all(engine.seed)
     with log_on_screen():
-        system, data = recipe.build(config)
+        system, data = recipe.module.build(config)
     with _opened(run, config, engine):
         _fit(run, engine, system, data)
         if is_first_process():
             if engine.checkpoints:
                 load_weights(run, system)
-            recipe.export(run, system, data)
+            recipe.module.export(run, system, data)
             if engine.report:
                 from matbackprop.vision.report.html import write_report
 
-                recipe.figures(run, system, data)
+                recipe.module.figures(run, system, data)
                 write_report(run)
     return run
 

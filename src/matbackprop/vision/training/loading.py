@@ -77,8 +77,8 @@ class EpochLoader:
         batch_size: items per process and batch.
         seed: seed of the order.
         shuffle: a new order every epoch; otherwise 0, 1, 2, …
-        threads: threads that read ahead; 0 reads in the calling thread.
-        pin_memory: copy batches to page-locked memory; None if CUDA is available.
+        threads: threads that read ahead; 0 reads in the calling thread. If CUDA is available, they copy batches to
+            page-locked memory.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))
@@ -94,13 +94,11 @@ class EpochLoader:
         seed: int = 0,
         shuffle: bool = True,
         threads: int = 0,
-        pin_memory: bool | None = None,
     ) -> None:
         if len(source) == 0:
             raise DataError("The data source is empty. Check the data folder and the split.")
         self.source, self.batch_size, self.seed, self.shuffle = source, batch_size, seed, shuffle
         self.threads = threads
-        self.pin_memory = torch.cuda.is_available() if pin_memory is None else pin_memory
         self.rank, self.world = 0, 1
 
     def share(self, rank: int, world: int) -> EpochLoader:
@@ -154,4 +152,5 @@ class EpochLoader:
 
     def _fetch(self, indices: Tensor, epoch: int) -> Any:
         batch = self.source.fetch(indices, epoch)
-        return apply_to_collection(batch, Tensor, Tensor.pin_memory) if self.pin_memory else batch
+        pin = self.threads and torch.cuda.is_available()
+        return apply_to_collection(batch, Tensor, Tensor.pin_memory) if pin else batch

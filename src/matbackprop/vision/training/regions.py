@@ -130,9 +130,8 @@ class RegionData(Data):
 
     def _loader(self, part: str, batch_size: int, *, shuffle: bool) -> EpochLoader:
         source = self.sources[part]
-        pin = torch.cuda.is_available() and not source.resident
         threads = 0 if source.resident else self.config.threads
-        return EpochLoader(source, batch_size, seed=self.seed, shuffle=shuffle, threads=threads, pin_memory=pin)
+        return EpochLoader(source, batch_size, seed=self.seed, shuffle=shuffle, threads=threads)
 
     def train_loader(self) -> EpochLoader:
         """Return shuffled batches."""

@@ -159,7 +159,6 @@ class StagedBackbone(Backbone):
         """Compute a map from the previous one, or from the image."""
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Return the maps ``taps``."""
         x, maps = image, {}
         for tap in self.taps[: 1 + max(self.taps.index(tap) for tap in taps)]:
             x = self.stage(tap, x)
@@ -200,11 +199,9 @@ class LayerStack(StagedBackbone):
         return TapInfo(channels, stride, offset, reach)
 
     def remove_after(self, tap: str) -> None:
-        """Remove the layers after a map."""
         del self.features[self.index[tap] + 1 :]
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the previous one."""
         before = [index for index in self.index.values() if index < self.index[tap]]
         for index in range(before[-1] + 1 if before else 0, self.index[tap] + 1):
             x = self.features[index](x)

@@ -93,13 +93,11 @@ class EfficientNetLite2(StagedBackbone):
         start_randomly(self)
 
     def remove_after(self, tap: str) -> None:
-        """Remove the layers after a map."""
         if tap != "head":
             del self._conv_head, self._bn1
             del self._blocks[self._ends[tap] :]
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the previous one."""
         if tap == "stem":
             return nnf.relu6(self._conv_stem(x, self._bn0))
         if tap == "head":

@@ -52,7 +52,6 @@ class MeasuredBackbone(Backbone):
         """Return the maps ``taps`` of an image; None for all maps in order of computation."""
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
-        """Return the maps ``taps``."""
         height, width = image.shape[-2:]
         image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
         return self.compute(self.network, image, [tap for tap in self.taps if tap in taps])
@@ -68,7 +67,6 @@ class MeasuredBackbone(Backbone):
             parameter.requires_grad_(gradient is not None)
 
     def info(self, tap: str) -> TapInfo:
-        """Return channels and position of a map."""
         info = super().info(tap)
         if tap not in self._measured:
             info = self._places[tap] = info._replace(offset=self._measure_offset(tap, info.stride))

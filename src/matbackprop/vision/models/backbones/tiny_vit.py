@@ -165,7 +165,6 @@ class TinyViT(StagedBackbone):
         start_randomly(self)
 
     def remove_after(self, tap: str) -> None:
-        """Remove the layers after a map."""
         if tap == "neck":
             return
         del self.neck
@@ -175,7 +174,6 @@ class TinyViT(StagedBackbone):
             del self.layers[last].downsample
 
     def stage(self, tap: str, x: Tensor) -> Tensor:
-        """Compute a map from the previous one."""
         if tap == "neck":
             return self.neck(x)
         number = int(tap.removeprefix("layer"))
