@@ -173,8 +173,8 @@ def test_corrupt_and_wrong_files(tmp_path):
 
 def test_decompression_bombs_are_not_decompressed(tmp_path, monkeypatch):
     monkeypatch.setattr(label_files, "MAX_BYTES", 100_000)
-    for module in (label_files, pictures):
-        monkeypatch.setattr(module, "MAX_PIXELS", 100_000)
+    monkeypatch.setattr(label_files, "MAX_MAP_PIXELS", 100_000)
+    monkeypatch.setattr(pictures, "MAX_PIXELS", 100_000)
     monkeypatch.setattr(label_files, "MAX_LABELS", 40_000)
     many, fine = np.zeros((1000, 200), np.uint16), np.zeros((100, 200), np.uint16)
     savemat(tmp_path / "many.mat", {"labels": many}, do_compression=True)

@@ -7,6 +7,7 @@ import pickle
 import shutil
 import threading
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -181,8 +182,10 @@ def test_all_published_weights_have_an_address_and_a_checksum():
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_the_weights_of_every_preset_can_be_downloaded(recipe):
-    for preset in RECIPES[recipe].presets.values():
+def test_every_preset_is_documented_and_its_weights_can_be_downloaded(recipe):
+    page = (Path(__file__).parents[3] / "docs" / "tutorials" / "train_and_resume.md").read_text(encoding="utf-8")
+    for name, preset in RECIPES[recipe].presets.items():
+        assert f"`{name}`" in page
         model = preset.model
         backbone = model.resolved()["backbone"] if recipe == "ncuts" else model.backbone
         from_a_library = backbone.partition(":")[0] in ADAPTERS

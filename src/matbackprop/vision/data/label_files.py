@@ -24,7 +24,7 @@ LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
 """Files that :func:`read_label_maps` reads."""
 MAX_BYTES = 1 << 28
 """Largest file, compressed or not."""
-MAX_PIXELS = 1 << 24
+MAX_MAP_PIXELS = 1 << 24
 """Pixels of the largest map; scoring takes sixty bytes for each."""
 MAX_LABELS = 1 << 26
 """Labels of all maps in a file; scoring takes eight bytes for each."""
@@ -118,8 +118,8 @@ def _labels(arrays: Sequence[Any], path: Path) -> list[NDArray[np.integer]]:
 
 
 def _check_pixels(path: Path, *shape: int) -> None:
-    if math.prod(shape) > MAX_PIXELS:
-        raise DataError(f"{path} has {'×'.join(map(str, shape))} pixels. At most {MAX_PIXELS} are read.")
+    if math.prod(shape) > MAX_MAP_PIXELS:
+        raise DataError(f"{path} has {'×'.join(map(str, shape))} pixels. At most {MAX_MAP_PIXELS} are read.")
 
 
 def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
