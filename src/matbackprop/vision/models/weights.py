@@ -74,32 +74,31 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Return the weights of a module, which may be on the device "meta", without those of removed layers of backbones.
+    """Check the weights of a module, which may be on the device "meta", and drop those of removed layers.
 
     Raises:
         WeightsError: keys are missing, unknown, or of other shapes. The message names ``origin``.
     """
-    own = module.state_dict()
-    spare = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
-    state = {k: v for k, v in state.items() if k not in spare}
-    missing = [k for k in own if k not in state]
-    surplus = [k for k in state if k not in own]
-    shapes = [
-        f"{k} {tuple(state[k].shape)} instead of {tuple(own[k].shape)}"
-        for k in own
-        if k in state and state[k].shape != own[k].shape
-    ]
-    kinds = [k for k in own if k in state and state[k].is_floating_point() != own[k].is_floating_point()]
-    wrong = {"missing": missing, "not in the model": surplus, "other shapes": shapes, "other kinds of numbers": kinds}
-    problems = [
-        f"{what}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
-        for what, names in wrong.items()
+    expected = module.state_dict()
+    removed = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
+    state = {k: v for k, v in state.items() if k not in removed}
+    pairs = {k: (state[k], v) for k, v in expected.items() if k in state}
+    problems = {
+        "missing": [k for k in expected if k not in state],
+        "not in the model": [k for k in state if k not in expected],
+        "other shapes": [
+            f"{k} {tuple(a.shape)} instead of {tuple(b.shape)}" for k, (a, b) in pairs.items() if a.shape != b.shape
+        ],
+        "other types": [k for k, (a, b) in pairs.items() if a.is_floating_point() != b.is_floating_point()],
+    }
+    texts = [
+        f"{problem}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for problem, names in problems.items()
         if names
     ]
-    if problems:
+    if texts:
         raise WeightsError(
-            f"The weights of {origin} belong to another architecture than {type(module).__name__}: "
-            f"{'; '.join(problems)}."
+            f"The weights of {origin} belong to another architecture than {type(module).__name__}: {'; '.join(texts)}."
         )
     return state
 

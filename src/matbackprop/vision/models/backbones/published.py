@@ -116,7 +116,13 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
     elif kind in ADAPTERS and rest:
         backbone = _load(ADAPTERS[kind])(rest)
     elif rest:
-        backbone = _custom(name)
+        from matbackprop.vision.models.backbones.modules import ModuleBackbone
+
+        try:
+            module = _load(name)()
+        except (ImportError, AttributeError, TypeError) as error:
+            raise ConfigurationError(f"The backbone {name!r} cannot be built: {error}.") from error
+        backbone = module if isinstance(module, Backbone) else ModuleBackbone(module)
     else:
         known = [*BACKBONES, *(f"{scheme}:NAME" for scheme in ADAPTERS), "module:Class"]
         raise ConfigurationError(f"Unknown backbone {name!r}. {suggest(name, known, 'Backbones')}")
@@ -128,16 +134,6 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
 def _load(place: str) -> Any:
     module, _, attribute = place.partition(":")
     return getattr(importlib.import_module(module), attribute)
-
-
-def _custom(place: str) -> Backbone:
-    from matbackprop.vision.models.backbones.modules import ModuleBackbone
-
-    try:
-        module = _load(place)()
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigurationError(f"The backbone {place!r} cannot be built: {error}.") from error
-    return module if isinstance(module, Backbone) else ModuleBackbone(module)
 
 
 # ---------------------------------------------------------------------------------------------------- starting weights
