@@ -61,5 +61,5 @@ def test_output_names_every_method_and_shows_nan():
     sentence, page = explore("four dead channels", TIE, "sqrt", "float64")
     assert all(name.replace("'", "&#x27;") in page for name in METHODS) and "NaN in step 1" in page
     assert page.count("<svg") == page.count("aria-label") == 2
-    assert sentence.startswith("With two eigenvalues equal, the gradient of autograd through eigh is NaN")
+    assert sentence.startswith("Two eigenvalues are equal: autograd through eigh returns NaN; ")
     assert gap_text(-12) == "10⁻¹²" and gap_text(TIE) == "0"

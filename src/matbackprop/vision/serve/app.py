@@ -26,7 +26,7 @@ from PIL import Image
 from matbackprop.errors import needs
 from matbackprop.vision.data.pictures import read_picture
 from matbackprop.vision.serve.analysis import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
-from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explore, gap_text
+from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explore
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -74,9 +74,9 @@ _PASTE = """() => document.addEventListener("paste", (event) => {
 })"""
 _DOWNLOAD = """() => setTimeout(() => document.querySelector("#archive").click(), 200)"""
 _GRADIENTS = """
-Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **With four dead
-channels, which have equal eigenvalues, autograd through `eigh` is NaN from the first step and the other formulas are
-72 % off, but matbackprop is exact.** Move the gap of one pair; the reference has 50 digits.
+Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **With four dead channels, which
+have equal eigenvalues, autograd through `eigh` returns NaN and the other formulas have an error of 72 %; matbackprop is
+exact.** The slider changes the gap of two other eigenvalues. The reference has 50 digits.
 """
 
 
@@ -271,7 +271,7 @@ def _photographs(page: gr.Blocks, events: _Events) -> None:
         with gr.Column(scale=5, min_width=300):
             script = (_HERE / "stage.js").read_text(encoding="utf-8")
             stage = gr.HTML(html_template=_STAGE, js_on_load=script, elem_id="regions")
-            label = "Contour strength: borders weaker than this vanish"
+            label = "Contour strength below which borders are hidden"
             height = gr.Slider(0, 1, value=0.5, step=0.01, label=label, elem_id="height")
             view = gr.Radio(list(VIEWS), value=VIEWS[0], label="View", elem_id="view")
         with gr.Column(scale=3, min_width=300):
@@ -283,8 +283,7 @@ def _photographs(page: gr.Blocks, events: _Events) -> None:
             message = gr.Markdown(elem_id="message")
             shown = [state, stage]
             everything = [message, height, *shown]
-            _edit_tools(events, state, stage, view)
-            _export_tools(events, state)
+            _tools(events, state, stage, view)
     page.load(events.open_page, [state, view], [strip, *everything], **_SLOW)
     drop.upload(events.add_photographs, [state, drop, view], [drop, strip, *everything], **_SLOW)
     strip.select(events.select, [state, view], everything, **_SLOW)
@@ -292,23 +291,20 @@ def _photographs(page: gr.Blocks, events: _Events) -> None:
     view.input(events.change_view, [state, view], shown, trigger_mode="always_last", **_QUICK)
 
 
-def _edit_tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> None:
+def _tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> None:
     action = gr.Radio(["split", "merge", "name"], value="split", label="A click on a region")
-    label = "Name" if events.classify is None else "Name (if empty, the classifier's)"
+    label = "Name" if events.classify is None else "Name (empty: suggested by the classifier)"
     name = gr.Textbox(label=label, visible=False, max_length=80, elem_id="name")
-    guesses = gr.Label(label="Classifier", num_top_classes=5, visible=False)
     back = gr.Button("Undo")
+    with gr.Row(elem_id="export"):
+        kind = gr.Dropdown(list(FORMATS.items()), value="png", label="Format", scale=2, min_width=160, elem_id="format")
+        write = gr.Button("Export", variant="primary", scale=1, min_width=100)
+    guesses = gr.Label(label="Classifier", num_top_classes=5, visible=False)
+    archive = gr.DownloadButton(elem_id="archive")
     action.input(events.choose_action, action, [name, guesses], **_QUICK)
     back.click(events.undo, [state, view], [state, stage], trigger_mode="multiple", **_QUICK)
     inputs = [state, action, name, view]
     stage.select(events.click, inputs, [state, stage, guesses], trigger_mode="multiple", **_QUICK)
-
-
-def _export_tools(events: _Events, state: gr.State) -> None:
-    with gr.Row():
-        kind = gr.Dropdown(list(FORMATS.items()), value="png", label="Format", scale=2, min_width=160, elem_id="format")
-        write = gr.Button("Export", variant="primary", scale=1, min_width=100)
-    archive = gr.DownloadButton(elem_id="archive")
     write.click(events.export, [state, kind], archive, **_PRIVATE).then(None, js=_DOWNLOAD)
 
 
@@ -325,10 +321,8 @@ def _gradients(tab: gr.Tab) -> None:
         spectrum = gr.Radio(list(SPECTRA), value="four dead channels", label="The other six eigenvalues", scale=4)
         function = gr.Radio(list(FUNCTIONS), value=FUNCTIONS[0], label="g", scale=1, min_width=120)
         dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=230)
-    gap = gr.Slider(
-        TIE, 0, value=-8, step=1, elem_id="gap", label=f"Gap of the pair: exponent of ten; {TIE} is no gap",
-        info=f"From {gap_text(0)} to {gap_text(TIE + 1)} of their size, then equal.",
-    )  # fmt: skip
+    label = f"Relative gap of the pair: exponent of ten ({TIE}: equal eigenvalues)"
+    gap = gr.Slider(TIE, 0, value=-8, step=1, elem_id="gap", label=label)
     choices: list[Any] = [spectrum, gap, function, dtype]
     outputs = [gr.Markdown(elem_id="sentence"), gr.HTML(elem_id="explored")]
     tab.select(update, choices, outputs, queue=False, **_PRIVATE)
