@@ -42,8 +42,8 @@ class Command:
         summary: one line for the overview.
         config: name of the dataclass of options in the module.
         main: name of the function in the module.
-        parse: name of a function ``parse(*arguments, words, prog) → config`` for commands that do not use tyro alone.
-        arguments: first arguments of ``parse``.
+        parse: name of a function ``parse(word, arguments, prog) → config`` for commands that do not use tyro alone;
+            ``word`` is the last one of the command's name.
         stopped: message after a signal.
         extra: the extra that installs everything that the command needs.
     """
@@ -53,51 +53,32 @@ class Command:
     config: str = "Config"
     main: str = "main"
     parse: str | None = None
-    arguments: tuple[str, ...] = ()
     stopped: str | None = None
     extra: str = "train"
 
 
+_TRAIN, _EVALUATE, _DATA = (f"matbackprop.cli.{name}" for name in ("train", "evaluate", "data"))
+_SCORE_SEGMENTATIONS = "Score segmentations against human ones: covering, PRI, VI, boundaries."
+_SCORE_CONTOURS = "Score soft contour maps against human maps: boundary precision and recall."
+_KEPT = "stopped. The results so far are kept; rerun the command for the rest."
+_DEMO = "Train and show both systems in a few minutes, on generated data."
+
 COMMANDS: dict[str, Command] = {
-    "demo": Command(
-        "matbackprop.vision.training.demo",
-        "Train and show both systems in a few minutes, on generated data.",
-        "DemoConfig",
-    ),
-    "train o2p": Command(
-        "matbackprop.cli.train", "Train a region classifier (DeepO2P).", parse="parse", arguments=("o2p",)
-    ),
-    "train contours": Command(
-        "matbackprop.cli.train", "Train contours for segmentation (ContourNet).", parse="parse", arguments=("contours",)
-    ),
-    "train ncuts": Command(
-        "matbackprop.cli.train", "Train image segmentation (DeepNCuts).", parse="parse", arguments=("ncuts",)
-    ),
-    "evaluate segmentations": Command(
-        "matbackprop.cli.evaluate",
-        "Score segmentations against human ones: covering, PRI, VI, boundaries.",
-        extra="metrics",
-    ),
-    "evaluate contours": Command(
-        "matbackprop.cli.evaluate",
-        "Score soft contour maps against human maps: boundary precision and recall.",
-        "ContoursConfig",
-        "contours",
-        extra="metrics",
-    ),
+    "demo": Command("matbackprop.vision.training.demo", _DEMO, "DemoConfig"),
+    "train o2p": Command(_TRAIN, "Train a region classifier (DeepO2P).", parse="parse"),
+    "train contours": Command(_TRAIN, "Train contours for segmentation (ContourNet).", parse="parse"),
+    "train ncuts": Command(_TRAIN, "Train image segmentation (DeepNCuts).", parse="parse"),
+    "evaluate segmentations": Command(_EVALUATE, _SCORE_SEGMENTATIONS, extra="metrics"),
+    "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContoursConfig", "contours", extra="metrics"),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
-    "segment": Command(
-        "matbackprop.cli.segment",
-        "Segment photographs.",
-        stopped="stopped. The results so far are kept; rerun the command for the rest.",
-    ),
+    "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
     "classify": Command("matbackprop.cli.classify", "Name the objects in pictures."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command("matbackprop.cli.serve", "Serve a page: segment photographs, explore gradients.", extra="serve"),
-    "doctor": Command("matbackprop.cli.doctor", "Report what is installed and check the gradients.", parse="parse"),
-    "data check": Command("matbackprop.cli.data", "Verify a data set and name each bad file.", "Check", "check"),
-    "data download": Command("matbackprop.cli.data", "Download a data set or weights.", "Download", "download"),
+    "doctor": Command("matbackprop.cli.doctor", "Report the installation and check the gradients.", parse="parse"),
+    "data check": Command(_DATA, "Verify a data set and name each bad file.", "Check", "check"),
+    "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),
 }
 """All commands: one or two words → implementation."""
 
@@ -234,7 +215,7 @@ def run(
     module = importlib.import_module(command.module)
     prog = f"{prog} {name}"
     if command.parse is not None:
-        config = getattr(module, command.parse)(*command.arguments, arguments, prog)
+        config = getattr(module, command.parse)(name.split()[-1], arguments, prog)
     else:
         config = parse(getattr(module, command.config), arguments, prog)
     with ExitStack() as stack:

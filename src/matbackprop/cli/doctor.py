@@ -24,7 +24,7 @@ class Config:
     """Report the installation and check the gradients. Exits with 1 if a check fails."""
 
 
-def parse(arguments: Sequence[str], prog: str) -> Config:
+def parse(word: str, arguments: Sequence[str], prog: str) -> Config:
     """Parse the options without tyro, which may not be installed."""
     argparse.ArgumentParser(prog, description=Config.__doc__).parse_args(arguments)
     return Config()
@@ -46,22 +46,17 @@ def main(config: Config) -> dict[str, Any]:
         print("kernels, against their fallbacks")
     for one in kernels:
         print(f"  {one['name']:<44}{one['error']:.1e} {'right' if one['right'] else 'WRONG'} {one['message']}".rstrip())
-    right = {
-        "gradients": all(error < TOLERANCE for error in gradients.values()),  # false for NaN
-        "kernels": all(one["right"] for one in kernels),
-    }
-    if not right["gradients"]:
-        summary = "A gradient is wrong on this machine."
-    elif not right["kernels"]:
+    summary = "All checks passed."
+    if wrong_kernel := not all(one["right"] for one in kernels):
         summary = "A CUDA kernel is wrong on this machine. Set MATBACKPROP_KERNELS=0."
-    else:
-        summary = "Everything that is installed works."
+    if wrong_gradient := not all(error < TOLERANCE for error in gradients.values()):  # also for NaN
+        summary = "A gradient is wrong on this machine."
     return {
         "summary": summary,
-        "exit_code": 0 if all(right.values()) else 1,
+        "exit_code": int(wrong_gradient or wrong_kernel),
         **report,
-        "gradients": {"right": right["gradients"], "relative errors": gradients},
-        "kernels": {"right": right["kernels"], "comparisons": kernels},
+        "gradients": {"right": not wrong_gradient, "relative errors": gradients},
+        "kernels": {"right": not wrong_kernel, "comparisons": kernels},
     }
 
 

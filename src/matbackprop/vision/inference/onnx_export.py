@@ -62,7 +62,7 @@ def export_onnx(
         raise ConfigurationError(f"{path} is a folder; name a file.")
     network: nn.Module
     if isinstance(model, RegionClassifier):
-        network, inputs, outputs = _Classifier(model), ["image"], ["scores"]
+        network, inputs, outputs = for_export(model).float().cpu(), ["image"], ["scores"]
         example = [torch.zeros(2, 3, model.canvas, model.canvas)]
         if model.config.two_views or (model.config.support != "all" and model.descriptors()):
             inputs.append("mask")
@@ -101,14 +101,3 @@ class _Segmenter(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         return self.model.contours(image) if isinstance(self.model, ContourNet) else self.model(image)
-
-
-class _Classifier(nn.Module):
-    """A classifier with second-order layers of matrix products."""
-
-    def __init__(self, model: RegionClassifier) -> None:
-        super().__init__()
-        self.model = for_export(model).float().cpu()
-
-    def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.model(image, mask)

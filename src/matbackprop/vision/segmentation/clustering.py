@@ -165,15 +165,9 @@ def weighted_kmeans(
 def cluster_scores(
     points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], *, leading: bool, seed: int = 0
 ) -> list[Tensor]:
-    """Scores (*b, m, K) of clusters for each K, affine in the points; the largest names a point's cluster.
+    """Scores (*b, m, K) of points (*b, m, e) for each K, affine in the points; a point's cluster has the largest.
 
-    Args:
-        points: (*b, m, e) to score.
-        sample: (*b, n, e) points of the same space to find the clusters on.
-        weights: (*b, n) of the sample.
-        ks: numbers of clusters.
-        leading: whether K clusters use the first K coordinates alone.
-        seed: of K-means.
+    Clusters are found on a weighted sample (*b, n, e) of the same space; see :func:`weighted_kmeans`.
     """
     clusters = weighted_kmeans(sample, weights, ks, leading=leading, seed=seed)
     # Around the mean point, which changes no comparison: scores may be rounded to single precision later.

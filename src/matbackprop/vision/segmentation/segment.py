@@ -160,25 +160,14 @@ class Segmentation(NamedTuple):
     embedding: Embedding
 
 
-def _to_maps(x: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(*b, h·w, c) → (B, c, h, w)."""
-    return x.reshape(-1, *grid, x.shape[-1]).movedim(-1, 1)
-
-
 def _resize(x: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
     """(*b, h·w, c) on ``grid`` → (*b, H·W, c): bilinear when growing, by area when shrinking."""
-    maps = _to_maps(x, grid)
+    maps = x.reshape(-1, *grid, x.shape[-1]).movedim(-1, 1)
     if grid[0] > size[0] or grid[1] > size[1]:
         maps = nnf.adaptive_avg_pool2d(maps, size)
     elif grid != size:
         maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
     return maps.movedim(1, -1).reshape(*x.shape[:-2], size[0] * size[1], x.shape[-1])
-
-
-def _working_grid(size: tuple[int, int]) -> tuple[int, int]:
-    """A grid of about ``CELLS`` cells, no finer than the image."""
-    ratio = min(1.0, (CELLS / (size[0] * size[1])) ** 0.5)
-    return max(1, round(size[0] * ratio)), max(1, round(size[1] * ratio))
 
 
 def segment_features(
@@ -235,24 +224,16 @@ def segment_features(
     full = cells if size is None else size
     rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
     with torch.no_grad(), autocast_off(f.device.type):
-        most = max(sizes)
-        embedding = space.embed(rows, most)
-        work = _working_grid(full)
+        embedding = space.embed(rows, max(sizes))
+        ratio = min(1.0, (CELLS / (full[0] * full[1])) ** 0.5)
+        work = max(1, round(full[0] * ratio)), max(1, round(full[1] * ratio))
         sample = _resize(embedding.points, cells, work)
         weights = _resize(embedding.weights.unsqueeze(-1), cells, work).squeeze(-1)
         scores = cluster_scores(embedding.points, sample, weights, sizes, leading=space.leading, seed=seed)
-        labels = torch.stack([_labels_at(score, cells, full) for score in scores], 1)
+        labels = torch.stack([_resize(score.float(), cells, full).argmax(-1).view(-1, *full) for score in scores], 1)
         if split:
             labels = connected_components(labels)
         return Segmentation(labels.view(*rows.shape[:-2], len(sizes), *full), embedding)
-
-
-def _labels_at(scores: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """The cluster of the largest score (*b, h·w, K) at every pixel: (B, H, W)."""
-    maps = _to_maps(scores.float(), grid)
-    if size != grid:
-        maps = nnf.interpolate(maps, size=size, mode="bilinear", align_corners=False)
-    return maps.argmax(1)
 
 
 def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
@@ -279,6 +260,8 @@ def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
     if labels.numel() == 0:
         return labels.long()
     flat = labels.detach().cpu().long().reshape(-1, *labels.shape[-2:])
-    shifted = (flat - flat.min() + 1).numpy()
-    parts = [torch.from_numpy(label(one, background=0, connectivity=connectivity // 4)) for one in shifted]
+    background = int(flat.min()) - 1
+    parts = [
+        torch.from_numpy(label(one, background=background, connectivity=connectivity // 4)) for one in flat.numpy()
+    ]
     return (torch.stack(parts).long() - 1).view(labels.shape).to(labels.device)
