@@ -271,12 +271,12 @@ def test_the_explorer_starts_at_a_gap_where_eigh_fails(visit):
     page = visit()
     page.get_by_role("tab", name="Gradients").click()
     sentence, rows = page.locator("#sentence"), page.locator(".explorer tbody tr")
-    api.expect(sentence).to_contain_text("eigh is NaN")
+    api.expect(sentence).to_contain_text("eigh returns NaN")
     table = dict(row.split("\t", 1) for row in rows.all_inner_texts())
     assert "NaN in step 1" in table["torch.linalg.eigh + autograd"]
     assert float(table["matbackprop"].split("\t")[0]) < 1e-14 and "loss" in table["matbackprop"]
     page.locator("#gap input[type=range]").focus()
     page.keyboard.press("Home")
-    api.expect(sentence).to_contain_text("two eigenvalues equal")
+    api.expect(sentence).to_contain_text("Two eigenvalues are equal")
     page.get_by_label("sqrt").check()
     api.expect(rows).to_have_count(5)  # with Newton and Schulz

@@ -34,12 +34,12 @@ class ImageScores(RegionScores):
 
     @property
     def paper_best(self) -> float:
-        """Covering of the paper's convention "best": max over segmentations and human maps."""
+        """The largest covering over segmentations and human maps, the paper's "best"."""
         return float(self.covering.max())
 
     @property
     def paper_average(self) -> float:
-        """Covering of the paper's convention "average": the best segmentation's mean over human maps."""
+        """The largest mean covering of a segmentation over human maps, the paper's "average"."""
         return float(self.covering.mean(1).max())
 
     def row(self) -> dict[str, float | int | str]:

@@ -93,7 +93,7 @@ class Analysis:
 
     @cached_property
     def partition(self) -> NDArray[np.int32]:
-        """(S,) the region of each leaf: the level of the hierarchy with the edits."""
+        """(S,) the region of each leaf at the height that is shown, with the edits."""
         labels = self.tree.levels([self.tree.regions_at(self.height)])[0].astype(np.int64)
         for action, leaves, _ in self.edits:
             if action == "split":
