@@ -20,7 +20,6 @@ from matbackprop.cuda import (
     svd,
     tridiagonal,
 )
-from matbackprop.cuda.fallback import device_takes
 from matbackprop.solvers import route
 
 FOLDER = Path(compiler.__file__).parent
@@ -117,15 +116,15 @@ def test_one_switch_turns_all_kernels_off(monkeypatch):
     monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
     monkeypatch.setattr(cusolver, "_library", lambda: object())
     device = torch.device("cuda", 0)
-    assert device_takes(device) and route(device, torch.float32, 12, 10) == "jacobi"
+    assert compiler.available() and route(device, torch.float32, 12, 10) == "jacobi"
     with matbackprop.cuda.kernels(enabled=False):
-        assert not device_takes(device)
+        assert not compiler.available()
         for n in (12, 200, 2000):
             assert route(device, torch.float32, n, 10) == "torch"
         with matbackprop.cuda.kernels(enabled=True):
-            assert device_takes(device)
-        assert not device_takes(device)
-    assert device_takes(device)
+            assert compiler.available()
+        assert not compiler.available()
+    assert compiler.available()
 
 
 @pytest.mark.parametrize(("value", "enabled"), [("0", "False"), ("1", "True"), (None, "True")])
@@ -138,8 +137,3 @@ def test_the_environment_turns_kernels_off(value, enabled):
     command = [sys.executable, "-c", program, matbackprop.cuda.__file__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == enabled
-
-
-def test_without_a_compiler_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(compiler, "load_library", lambda name: None)
-    assert not device_takes(torch.device("cpu"))

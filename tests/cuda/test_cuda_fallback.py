@@ -1,10 +1,12 @@
 """Kernels and their fallbacks: which tensors a kernel takes, and which of the two computes a derivative."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 from matbackprop.cuda import fallback
-from matbackprop.cuda.fallback import Pair, call_pair, is_plain, kernels_may_take
+from matbackprop.cuda.fallback import call_kernels, is_plain, kernels_may_take
 
 
 @pytest.fixture
@@ -14,24 +16,28 @@ def calls(monkeypatch):
     return []
 
 
-def cube(calls):
+class Cube(NamedTuple):
     """x³ with a kernel that needs a data pointer, and a fallback that does not."""
 
-    def forward(x):
-        calls.append("forward kernel")
+    calls: list
+
+    def forward(self, x):
+        self.calls.append("forward kernel")
         assert x.data_ptr()
         return x**3, (x**2,)
 
-    def gradient(g, x, square):
-        calls.append("gradient kernel")
+    def gradient(self, g, x, square):
+        self.calls.append("gradient kernel")
         assert g.data_ptr() and g.is_contiguous()
         return 3 * square * g
 
-    def general(x):
-        calls.append("general")
+    def general(self, x):
+        self.calls.append("general")
         return x**3
 
-    return lambda x: call_pair(x, Pair(forward, gradient, general))
+
+def cube(calls):
+    return lambda x: call_kernels(x, Cube(calls))
 
 
 def test_an_ordinary_step_uses_the_kernels_alone(calls):

@@ -348,7 +348,7 @@ def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype
     monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", lambda *tensors: True)
     f = features(m, d)[:4].to(dtype).requires_grad_()
     eps = torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64)
-    c = pool.pool(f, eps, named_function("log"), lambda x, w: second_order_pool(x, eps=eps), batched_eigh, None, False)
+    c = pool.pool(f, None, eps, named_function("log"), False, batched_eigh, lambda x, *_: second_order_pool(x, eps=eps))
     (gradient,) = torch.autograd.grad(c.sum(), f, retain_graph=True)
     x = f.detach().double().requires_grad_()
     expected = second_order_pool(x, eps=eps)

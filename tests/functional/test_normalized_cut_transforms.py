@@ -1,5 +1,7 @@
 """Every derivative and every transformation of torch on the normalized-cut objectives."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -112,6 +114,19 @@ def test_compilation_and_vmap_with_annotators_weights_and_packing(name):
     torch.testing.assert_close(compiled.grad, plain.grad)
     several = torch.func.vmap(torch.func.grad(loss))(torch.stack([plain.detach(), 2 * plain.detach()]))
     torch.testing.assert_close(several[0], plain.grad)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_wide_spectra_are_refined_in_every_mode(name):
+    """At a singular ratio of 1e-6 a Gram matrix determines gradients to 1e-4 only."""
+    f, labels = 1 + 1e-6 * features(12, 3), regions(12, k=3)
+    loss = partial(OBJECTIVES[name][0], labels=labels, num_labels=3, **({"ridge": 1e-11} if name == "soft" else {}))
+    x = f.clone().requires_grad_()
+    (eager,) = torch.autograd.grad(loss(x), x)
+    (compiled,) = torch.autograd.grad(torch.compile(loss, backend="aot_eager")(x), x)
+    (batched,) = torch.func.vmap(torch.func.grad(loss))(f.unsqueeze(0))
+    for gradient in (compiled, batched):
+        assert (gradient - eager).norm() < 1e-8 * eager.norm()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -133,7 +133,10 @@ def compile_cubin(text: str, architecture: str, defines: Mapping[str, Constant])
             nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
             log = ctypes.create_string_buffer(size.value)
             nvrtc.nvrtcGetProgramLog(program, log)
-            raise SolverError(f"NVRTC could not compile the kernels for {architecture}: {log.value.decode()}")
+            raise SolverError(
+                f"NVRTC could not compile the kernels for {architecture}. Set MATBACKPROP_KERNELS=0 to use torch "
+                f"operations. The log: {log.value.decode()}"
+            )
         nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
         cubin = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetCUBIN(program, cubin)

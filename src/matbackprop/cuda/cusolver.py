@@ -49,7 +49,7 @@ def available() -> bool:
 
 def _check(status: int, what: str) -> None:
     if status:
-        raise SolverError(f"cuSOLVER returned status {status} while {what}.")
+        raise SolverError(f"cuSOLVER returned status {status} while {what}. Try MATBACKPROP_KERNELS=0.")
 
 
 class _Handle:

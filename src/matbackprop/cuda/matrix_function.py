@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from matbackprop.cuda.compiler import (
     Source,
     shared_limit,
 )
-from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.fallback import call_kernels, kernels_may_take
 from matbackprop.cuda.pool_parts import squares
 from matbackprop.divided_differences import SpectralFunction
 
@@ -146,14 +147,30 @@ def gradient_in_parts(
     return _finished(torch.bmm(torch.bmm(vectors, w), vectors.mT), a, kernels)
 
 
+class _Job(NamedTuple):
+    function: str
+    rounding: float
+    on_chip: bool
+    solve: pool_parts.Solver
+    fallback: Callable[[Tensor], Tensor]
+
+    def forward(self, a: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if self.on_chip:
+            return forward(a, self.function, self.rounding)
+        return forward_in_parts(a, self.function, self.rounding, self.solve)
+
+    def gradient(self, g: Tensor, a: Tensor, *factors: Tensor) -> Tensor:
+        values, vectors = factors
+        return (gradient if self.on_chip else gradient_in_parts)(g, a, values, vectors, self.function)
+
+    def general(self, a: Tensor) -> Tensor:
+        return self.fallback(a)
+
+
 def matrix_function(
-    a: Tensor, function: str, rounding: float, general: Callable[[Tensor], Tensor], solve: pool_parts.Solver
+    a: Tensor, function: str, rounding: float, fallback: Callable[[Tensor], Tensor], solve: pool_parts.Solver
 ) -> Tensor:
-    """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the same operator without the kernels."""
-    value, slope = functools.partial(forward_in_parts, solve=solve), gradient_in_parts
-    if on_chip(a.shape[-1], shared_limit(a.get_device())):
-        value, slope = functools.partial(forward), gradient
-    value = functools.partial(value, function=function, rounding=rounding)
-    pair = Pair(value, functools.partial(slope, function=function), general)
+    """g(A) in the dtype of A, for which :func:`applies` holds; the fallback is the operator without the kernels."""
+    job = _Job(function, rounding, on_chip(a.shape[-1], shared_limit(a.get_device())), solve, fallback)
     wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
-    return call_pair(wide.contiguous(), pair).to(a.dtype)
+    return call_kernels(wide.contiguous(), job).to(a.dtype)

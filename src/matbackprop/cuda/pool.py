@@ -30,7 +30,7 @@ from matbackprop.cuda.compiler import (
     shared_limit,
     tile,
 )
-from matbackprop.cuda.fallback import Pair, call_pair, kernels_may_take
+from matbackprop.cuda.fallback import call_kernels, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
@@ -178,60 +178,63 @@ def prepare_gradient(g: Tensor, f: Tensor, weight: Tensor | None, center: bool) 
     return out
 
 
-class _Pooling(NamedTuple):
-    """The arguments of pooling by kernels, and both passes."""
+Fallback = Callable[[Tensor, Tensor | None, float | Tensor, SpectralFunction, bool], Tensor]
+"""Pooling of F, with the weight, ε, g and whether to center, in torch operations."""
 
-    eps: float | Tensor
-    function: str
-    dtype: torch.dtype
+
+class _Pooling(NamedTuple):
     weight: Tensor | None
+    eps: float | Tensor
+    function: SpectralFunction
     center: bool
+    dtype: torch.dtype
     on_chip: bool
     solve: pool_parts.Solver
+    fallback: Fallback
 
     def forward(self, f: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.weight is None and not self.center:
             return self._pool(f)
         rows = prepare(f, self.weight, self.center)
         c, factors = self._pool(rows)
-        kept = () if self.weight is None else (self.weight,)  # saved, so that autograd detects in-place changes
-        return c, (*kept, rows, *factors)
+        return c, (rows, *factors)
 
-    def gradient(self, g: Tensor, f: Tensor, *saved: Tensor) -> Tensor:
+    def gradient(self, g: Tensor, f: Tensor, *factors: Tensor) -> Tensor:
         if self.weight is None and not self.center:
-            return self._gradient(g, f, *saved)
-        rows, *factors = saved if self.weight is None else saved[1:]
-        return prepare_gradient(self._gradient(g, rows, *factors), f, self.weight, self.center)
+            return self._gradient(g, f, *factors)
+        return prepare_gradient(self._gradient(g, *factors), f, self.weight, self.center)
+
+    def general(self, f: Tensor) -> Tensor:
+        return self.fallback(f, self.weight, self.eps, self.function, self.center)
 
     def _pool(self, rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.on_chip:
-            return forward(rows, self.eps, self.function, self.dtype)
-        return pool_parts.forward(rows, self.eps, self.function, self.dtype, self.solve)
+            return forward(rows, self.eps, self.function.name, self.dtype)
+        return pool_parts.forward(rows, self.eps, self.function.name, self.dtype, self.solve)
 
     def _gradient(self, g: Tensor, rows: Tensor, *factors: Tensor) -> Tensor:
         if self.on_chip:
-            return gradient(g, rows, self.eps, Factors(*factors), self.function)
-        return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function)
+            return gradient(g, rows, self.eps, Factors(*factors), self.function.name)
+        return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function.name)
 
 
 def pool(
     f: Tensor,
+    weight: Tensor | None,
     eps: float | Tensor,
     function: SpectralFunction,
-    general: Callable[[Tensor, Tensor | None], Tensor],
-    solve: pool_parts.Solver,
-    weight: Tensor | None,
     center: bool,
+    solve: pool_parts.Solver,
+    fallback: Fallback,
 ) -> Tensor:
     """C in the dtype of F, ``(*batch, d, d)`` or ``(*batch, r, d, d)``, for F for which :func:`applies` holds.
 
-    Weights are plain and without gradient; ε is a number, or float64 with one value per matrix of C. ``general`` is the
-    same operator of F and w without the kernels, and ``solve`` the eigensolver for what does not fit on chip.
+    Weights are plain and without gradient; ε is a number, or float64 with one value per matrix of C. ``solve`` is the
+    eigensolver for matrices that do not fit on chip.
     """
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
-    w = None if weight is None else readable(weight)
+    weight = None if weight is None else readable(weight)
     eps = eps.contiguous() if isinstance(eps, Tensor) else eps
     chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
-    job = _Pooling(eps, function.name, wide.dtype, w, center, chip, solve)
-    pair = Pair(job.forward, job.gradient, lambda x: general(x, w))
-    return call_pair(wide.contiguous(), pair).to(f.dtype)
+    job = _Pooling(weight, eps, function, center, wide.dtype, chip, solve, fallback)
+    return call_kernels(wide.contiguous(), job).to(f.dtype)

@@ -205,12 +205,11 @@ def _pad_packed(
 def labeled_images(
     f: Tensor,
     labels: Tensor,
-    *,
-    weight: Tensor | None = None,
-    offsets: Tensor | Sequence[int] | None = None,
-    num_labels: int | None = None,
-    precision: torch.dtype | None = None,
-    check: bool | None = None,
+    weight: Tensor | None,
+    offsets: Tensor | Sequence[int] | None,
+    num_labels: int | None,
+    precision: torch.dtype | None,
+    check: bool | None,
 ) -> LabeledImages:
     """Check features, labels and weights, and pad packed images, for every objective of labeled rows."""
     check_matrix(f, "f")

@@ -495,7 +495,7 @@ def gaussian_crf(
     check_floating(mean, "mean")
     check_floating(confidence, "confidence")
     if (affinity is None) == (features is None):
-        raise DomainError("Pass either affinity (a matrix) or features (W = FFᵀ, solved without forming it).")
+        raise DomainError("gaussian_crf needs either affinity or features. Pass a matrix W, or F for W = FFᵀ.")
     vector = mean.shape == confidence.shape
     if not vector and mean.shape[:-1] != confidence.shape:
         raise ShapeError(

@@ -292,9 +292,7 @@ def normalized_cut_j1(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₁ and the proposition on dM, dΩ.
     """
-    images = labeled_images(
-        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-    )
+    images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     lam = None if lam is None else _lambda_per_image(images, lam)
     with autocast_off(f.device.type):
@@ -358,9 +356,7 @@ def normalized_cut_j2(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
         eq. J₂ and the proposition after it.
     """
-    images = labeled_images(
-        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-    )
+    images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     with autocast_off(f.device.type):
         return images.average(align(images.rows(), tol).distance)

@@ -185,9 +185,7 @@ def normalized_cut_soft(
         True
     """
     check_ridge(ridge)
-    images = labeled_images(
-        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-    )
+    images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     with autocast_off(f.device.type):
         rows = _counted(images.rows())
         objective = _thin_objective if rows.f.shape[-2] < rows.f.shape[-1] else _wide_objective

@@ -16,8 +16,6 @@ from matbackprop.functional._linear_solve import as_columns
 from matbackprop.numerics import autocast_off, rank_tolerance
 from matbackprop.solvers import batched_svd
 
-__all__ = ["lstsq", "pinv", "pseudo_inverse"]
-
 
 def _outside(t: Tensor, a: Tensor, inverse: Tensor, basis: Tensor) -> Tensor:
     """(I − AA⁺)T, its value by an orthonormal basis of the range: A(A⁺T) loses digits if A is ill-conditioned."""

@@ -85,9 +85,7 @@ def rank_report(
         Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
         2, its corollary, and §6.2.
     """
-    images = labeled_images(
-        f, labels, weight=weight, offsets=offsets, num_labels=num_labels, precision=precision, check=check
-    )
+    images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
     with autocast_off(f.device.type):
         alignment = align(images.rows(), tol)

@@ -492,13 +492,16 @@ def _pool_by_kernels(
     if isinstance(eps, Tensor):  # a number is passed by value, because a tensor would cost a launch
         batch = f.shape[:-2] if weight is None else weight.shape[:-1]
         eps = cast(Tensor, parameter_tensor(eps, "eps", batch, torch.empty((), dtype=torch.float64, device=f.device)))
+    return pool_kernels.pool(f, weight, eps, function, center, batched_eigh, _pool_in_general)
 
-    def general(x: Tensor, w: Tensor | None) -> Tensor:
-        with autocast_off(x.device.type):
-            fine = x.dtype == torch.float64
-            return _pool(x.double(), w, eps, function, (), center, "fused", fine, False).to(x.dtype)
 
-    return pool_kernels.pool(f, eps, function, general, batched_eigh, weight, center)
+def _pool_in_general(
+    f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction, center: bool
+) -> Tensor:
+    """The fallback of the kernels."""
+    with autocast_off(f.device.type):
+        fine = f.dtype == torch.float64
+        return _pool(f.double(), weight, eps, function, (), center, "fused", fine, False).to(f.dtype)
 
 
 def _check_values(weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> None:

@@ -12,8 +12,6 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.nn._operator import Operator
 from matbackprop.nn._second_order_pool import SecondOrderPool
 
-__all__ = ["for_export"]
-
 # Steps of successive square roots: eigenvalues from 1e-10 on grow by 9/4 in each until they are near 1, then converge
 # quadratically. Each root starts from the previous one.
 _ROOTS = (40, 26, 18, 14, 12, 10, 9, 9)

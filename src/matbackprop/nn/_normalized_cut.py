@@ -15,9 +15,6 @@ from matbackprop.functional._normalized_cut_soft import check_ridge, normalized_
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import check_rank_tolerance, compute_dtype
 
-__all__ = ["NormalizedCutLoss"]
-
-
 _OBJECTIVES: dict[str, Callable[..., Tensor]] = {
     "j1": normalized_cut_j1,
     "j2": normalized_cut_j2,

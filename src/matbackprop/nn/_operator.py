@@ -11,8 +11,6 @@ from torch import nn
 
 from matbackprop.numerics import compute_dtype
 
-__all__ = ["Operator"]
-
 
 class Operator(nn.Module):
     """A function of the package with options of the same names and defaults.

@@ -14,8 +14,6 @@ from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.functional._matrix_function import FunctionLike
 from matbackprop.nn._second_order_pool import SecondOrderPool
 
-__all__ = ["SecondOrderHead", "SecondOrderPool2d", "replace_pool"]
-
 _CANDIDATES = 6  # layers that replace_pool tries, from the last
 
 

@@ -15,8 +15,6 @@ from matbackprop.functional._second_order_pool import Method, second_order_pool
 from matbackprop.functional._triangle import vectorize_symmetric
 from matbackprop.nn._operator import Operator
 
-__all__ = ["SecondOrderPool"]
-
 
 class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "params"], checks=[resolve_function]):
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.

@@ -12,8 +12,6 @@ from matbackprop.functional._whiten import Method, check_method, covariance_of, 
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import compute_dtype
 
-__all__ = ["Whitening"]
-
 
 class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"], checks=[check_method]):
     """Decorrelated batch normalization; see :func:`~matbackprop.whiten`.

@@ -16,8 +16,6 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, compute_dtype, inner, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
 
-__all__ = ["frechet_distance", "squared_bures_distance"]
-
 
 class _Gradient(NamedTuple):
     g: Tensor

@@ -30,19 +30,6 @@ from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance
 from matbackprop.spd._frechet import squared_bures_distance
 from matbackprop.spd._metrics import Metric, geometry, of_matrix
 
-__all__ = [
-    "batch_norm",
-    "bimap",
-    "distance",
-    "exp_map",
-    "geodesic",
-    "log_eig",
-    "log_map",
-    "prepare",
-    "re_eig",
-]
-
-
 _WIDE = "The units of the two matrices differ by too many decades, or"
 
 

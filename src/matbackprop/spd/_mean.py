@@ -22,8 +22,6 @@ from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare
 from matbackprop.spd._metrics import Metric, descending, geometry, of_matrix
 
-__all__ = ["mean"]
-
 
 def _weighted(points: Tensor, weight: Tensor) -> Tensor:
     return (weight[..., None, None] * points).sum(-3)
@@ -241,7 +239,7 @@ def mean(
             check_finite(weight, "weight")
             check_weight_values(weight)
             if bool((weight.detach().sum(-1) == 0).any()):
-                raise DomainError("Weights must not all be zero.")
+                raise DomainError("All weights of a mean are zero. Pass at least one positive weight.")
         w = w / w.sum(-1, keepdim=True)
         given = given._replace(mark=given.mark.prod(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:

@@ -22,8 +22,6 @@ from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
-__all__ = ["Metric", "descending", "geometry", "of_matrix"]
-
 _LOWEST = -300.0  # exponents below this count as zero
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 

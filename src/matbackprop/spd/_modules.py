@@ -22,8 +22,6 @@ from matbackprop.spd._functions import (
 )
 from matbackprop.spd._mean import mean
 
-__all__ = ["BatchNorm", "BiMap", "LogEig", "ReEig"]
-
 
 class BiMap(nn.Module):
     """Bilinear map with trainable orthonormal columns; see :func:`~matbackprop.spd.bimap`.
