@@ -481,9 +481,12 @@ def _pool(
 
 
 def _kernels_take(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> bool:
-    """Return whether kernels apply; weights are multiplied into F, and √w has no gradient at zero."""
-    fixed = weight is None or (is_plain(weight) and weight.numel() > 0 and not weight.requires_grad)
-    return f.is_cuda and fixed and pool_kernels.applies(f, eps, function)
+    return f.is_cuda and _fixed(weight) and pool_kernels.applies(f, eps, function)
+
+
+def _fixed(weight: Tensor | None) -> bool:
+    """Return whether weights may be multiplied into F: they require no gradient, because √w has none at zero."""
+    return weight is None or (is_plain(weight) and weight.numel() > 0 and not weight.requires_grad)
 
 
 def _pool_by_kernels(
