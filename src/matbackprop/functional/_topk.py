@@ -64,10 +64,11 @@ class _Products(NamedTuple):
     tolerance: float  # relative residual
     max_products: int  # largest number of products with one vector
 
-    def outside(self, b: Tensor, v: Tensor, h: Tensor, params: Sequence[Tensor]) -> Tensor:
-        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B; H is diagonal up to rounding."""
+    def outside(self, b: Tensor, v: Tensor, params: Sequence[Tensor]) -> Tensor:
+        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B and H = VᵀAV, which is diagonal up to rounding."""
         if v.shape[0] == v.shape[1]:
             return torch.zeros_like(v)
+        h = symmetrize(v.mH @ self.matvec(v, *params))
         z = conjugate_gradient_solve(
             partial(_outside, self.matvec),
             (b - v @ (v.mH @ b)).mT,
@@ -309,25 +310,47 @@ class _Gaps(NamedTuple):
         return self.policy.enforce(out, (tied_pairs(lam, self.policy, self.scale), visible), (behind, behind))
 
 
+class _NoGaps(NamedTuple):
+    """In place of `_Gaps`, for losses of the subspace: V does not vary inside its span."""
+
+    check_values: bool
+
+    def adjoint(self, lam: Tensor, v: Tensor, g_lam: Tensor | None, g_v: Tensor) -> Tensor:
+        if self.check_values and values_checkable(g_v):
+            within, size = v.detach().mH @ g_v.detach(), largest_entry(g_v.detach())
+            if bool(((within - within.mH).abs() > half_of_the_digits(torch.float32) * size).any()):
+                warnings.warn(
+                    "The loss of topk_subspace depends on the choice of the basis, which is not determined. The "
+                    "gradient is that of the subspace. Write the loss in terms of V @ V.mH, or use topk_eigh for "
+                    "single vectors.",
+                    GaugeWarning,
+                    stacklevel=3,
+                )
+        return torch.zeros_like(v)
+
+    def tangent(self, lam: Tensor, v: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(lam), torch.zeros_like(v)
+
+
 class _OperatorPairs(NamedTuple):
     products: _Products
-    gaps: _Gaps
+    gaps: _Gaps | _NoGaps
     lam: Tensor
     v: Tensor
     params: tuple[Tensor, ...]
 
     def solve(self, b: Tensor) -> Tensor:
         """Columns zⱼ outside the span of V with (λⱼ − A)zⱼ = (I − VVᵀ)bⱼ."""
-        return self.products.outside(b, self.v, torch.diag_embed(self.lam).to(self.v.dtype), self.params)
+        return self.products.outside(b, self.v, self.params)
 
 
 class _TopK(Operation):
-    forward_twice = "topk_eigh"
+    forward_twice = "topk_eigh and topk_subspace"
     widen = False  # the products may capture tensors
 
     @staticmethod
     def forward(
-        products: _Products, gaps: _Gaps, values: Tensor, vectors: Tensor, *params: Tensor
+        products: _Products, gaps: _Gaps | _NoGaps, values: Tensor, vectors: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
         return values.clone(), vectors.clone()
 
@@ -549,53 +572,6 @@ def _dense(a: Tensor, k: int, largest: bool, policy: TiePolicy, dtype: torch.dty
         return Eigenpairs(lam.to(real_dtype(a.dtype)), largest_positive(v).to(a.dtype))
 
 
-class _Basis(NamedTuple):
-    products: _Products
-    check_values: bool
-    v: Tensor
-    params: tuple[Tensor, ...]
-
-    def solve(self, b: Tensor) -> Tensor:
-        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B, H = VᵀAV."""
-        h = symmetrize(self.v.mH @ self.products.matvec(self.v, *self.params))
-        return self.products.outside(b, self.v, h, self.params)
-
-
-class _Subspace(Operation):
-    forward_twice = "topk_subspace"
-    widen = False  # the products may capture tensors
-
-    @staticmethod
-    def forward(products: _Products, check_values: bool, vectors: Tensor, *params: Tensor) -> Tensor:
-        return vectors.clone()
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Basis:
-        return _Basis(inputs[0], inputs[1], outputs, inputs[3:])
-
-    @staticmethod
-    def adjoint(basis: _Basis, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
-        products, check_values, v, params = basis
-        if check_values and values_checkable(g):
-            _warn_of_gauge(v, g)
-        return None, None, None, *pull_back(products.matvec, v, params, needed[3:], basis.solve(g))
-
-    @staticmethod
-    def tangent(basis: _Basis, *directions: Tensor | None) -> Tensor:
-        return basis.solve(push_forward(basis.products.matvec, basis.v, basis.params, directions[3:]))
-
-
-def _warn_of_gauge(v: Tensor, g: Tensor) -> None:
-    within = v.detach().mH @ g.detach()
-    if bool(((within - within.mH).abs() > half_of_the_digits(torch.float32) * largest_entry(g.detach())).any()):
-        warnings.warn(
-            "The loss of topk_subspace depends on the choice of the basis, which is not determined. The gradient is "
-            "that of the subspace. Write the loss in terms of V @ V.mH, or use topk_eigh for single vectors.",
-            GaugeWarning,
-            stacklevel=3,
-        )
-
-
 def topk_subspace(
     a: Tensor | Callable[..., Tensor],
     k: int,
@@ -646,6 +622,6 @@ def topk_subspace(
     with autocast_off(operator.like.device.type):
         pairs = operator.leading(k, generator)
         tied = pairs.values[-1] - pairs.following <= gap_tolerance(operator.dtype, operator.order) * pairs.scale
-        v = apply(_Subspace, operator.products, check_values, pairs.vectors, *operator.params)
+        _, v = apply(_TopK, operator.products, _NoGaps(check_values), *pairs[:2], *operator.params)
         fault = f"have equal eigenvalues on both sides of k = {k}. Choose another k."
         return nan_where(operator.bad, raise_or_nan(tied, v, check_values, TieError, fault)).to(operator.like.dtype)
