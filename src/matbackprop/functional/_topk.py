@@ -112,15 +112,8 @@ class _Operator(NamedTuple):
 
         with torch.no_grad():
             _check_products(matvec, like, params, self.check_values)
-            return leading_pairs(
-                with_params(params),
-                like,
-                k,
-                tolerance,
-                max_products,
-                source,
-                (lambda: with_params([in_precision(p, torch.float32) for p in params])) if self.dense else None,
-            )
+            coarse = (lambda: with_params([in_precision(p, torch.float32) for p in params])) if self.dense else None
+            return leading_pairs(with_params(params), like, k, tolerance, max_products, source, coarse)
 
 
 class _Places(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,33 +18,21 @@ _COARSE = 1e-5  # relative residual of the first iteration, in single precision
 
 
 class Leading(NamedTuple):
-    """The largest eigenvalues and their vectors, and the next eigenvalue.
-
-    Attributes:
-        values: λ₁ ≥ … ≥ λ_k ``(k,)``.
-        vectors: orthonormal columns ``(n, k)``, the largest entry of each positive.
-        following: λ_{k+1}, or a lower bound that is clearly below λ_k; −∞ if there is none.
-        scale: the largest |λ| found.
-    """
-
-    values: Tensor
-    vectors: Tensor
-    following: Tensor
-    scale: Tensor
+    values: Tensor  # λ₁ ≥ … ≥ λ_k (k,)
+    vectors: Tensor  # orthonormal columns (n, k), the largest entry of each positive
+    following: Tensor  # λ_{k+1}, or a lower bound that is clearly below λ_k; −∞ if there is none
+    scale: Tensor  # the largest |λ| found
 
 
-class _Ritz(NamedTuple):
-    """Approximate eigenvalues, descending, and the first eigenvectors, in rows."""
-
-    values: Tensor
-    rows: Tensor
-
-
+@dataclass
 class _Budget:
     """Products of an operator with the rows of a matrix, counted."""
 
-    def __init__(self, products: Callable[[Tensor], Tensor], most: int, generator: torch.Generator, like: Tensor):
-        self.products, self.most, self.used, self.generator, self.like = products, most, 0, generator, like
+    products: Callable[[Tensor], Tensor]
+    most: int
+    generator: torch.Generator
+    like: Tensor
+    used: int = 0
 
     def product(self, x: Tensor) -> Tensor:
         self.used += len(x)
@@ -103,8 +92,8 @@ def _lanczos(
     floor: Tensor | None = None,
     *,
     restart: bool = True,
-) -> _Ritz:
-    """Leading Ritz pairs, at least k of them, outside of the span of the locked rows.
+) -> tuple[Tensor, Tensor]:
+    """Descending eigenvalues and the first k + 1 eigenvectors, in rows, outside of the span of the locked rows.
 
     Block Lanczos with thick restarts and full orthogonalization, which starts with the rows of ``start``. It stops if
     k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it also
@@ -123,18 +112,17 @@ def _lanczos(
         theta, s = torch.linalg.eigh(t[:filled, :filled])
         theta, s = theta.flip(-1), s.flip(-1)
         if filled == n:
-            return _Ritz(theta, s.mT @ q[:filled])
+            return theta, s.mT @ q[:filled]
         new, r = _orthonormal(budget, w, torch.linalg.matrix_norm(h), locked, q[:filled])
         residuals = torch.linalg.vector_norm(r @ s[done:filled], dim=0)
         goal = tolerance * theta.abs().amax()
-        apart = 0.5 * (theta[:-1] - theta[1:])
-        ready = len(theta) > k and bool((residuals[:k] <= goal).all() & (residuals[k] <= apart[k - 1].maximum(goal)))
+        ready = filled > k and bool((residuals[:k] <= goal).all())
+        ready = ready and bool(residuals[k] <= (0.5 * (theta[k - 1] - theta[k])).maximum(goal))
         full = filled + b > width < n
         if floor is not None and passes >= 12:
             ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
         if ready or (full and not restart):
-            keep = min(len(theta), k + 1)
-            return _Ritz(theta, s[:, :keep].mT @ q[:filled])
+            return theta, s[:, : k + 1].mT @ q[:filled]
         budget.check(k, residuals[:k], goal)
         if full:
             filled = min(k + (width - k) // 2, width - b)
@@ -178,7 +166,7 @@ def leading_pairs(
         single = torch.complex64 if like.is_complex() else torch.float32
         rough, first = _Budget(coarse(), most, generator, like.to(single)), start.to(single)
         with contextlib.suppress(SolverError):  # entries out of the range of single precision
-            start = _lanczos(rough, k + 2, _COARSE, first, first[:0], restart=False).rows.to(like.dtype)
+            start = _lanczos(rough, k + 2, _COARSE, first, first[:0], restart=False)[1].to(like.dtype)
     values, v = _lanczos(budget, k, tolerance, start, start[:0])
     scale = values.abs().amax()
     following = values[k] if k < n else torch.full_like(scale, -torch.inf)
