@@ -2,7 +2,7 @@
 
 A head projects the cells of a region to a few channels, takes the square root of their second moments, and classifies
 its upper triangle. Projection and classifier are trainable, so that gradients pass through the root. Both roots have
-the same start, batches and budget. Maps of the frozen backbone are computed once and kept in the cache folder.
+the same start, batches and budget. Maps of the frozen backbone are computed once per command.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,12 +22,13 @@ from experiments import runs
 from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
-from matbackprop.vision.data.cache import cache_key, dataset_folder, default_cache_folder
+from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
 from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, place_regions
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
+from matbackprop.vision.serve.gradients import isqrt
 
 SIDE, MARGIN, EPS = 224, 0.2, 1e-3
 TAPS = {"efficientnet-lite2": "stage7", "tiny-vit": "layer3"}
@@ -69,14 +70,10 @@ class Maps(NamedTuple):
         return Maps(self.cells[rows], self.weight[rows], self.label[rows], self.image[index])
 
 
+@functools.cache
 @torch.no_grad()
 def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
-    """Compute the maps of about ``count`` regions, image by image in a random order, or read them from the cache."""
-    key = cache_key({"backbone": backbone, "weights": runs.weights_hash(backbone, "imagenet"), "split": split,
-                     "data": runs.data_hash(root, (split,)), "count": count, "side": SIDE})  # fmt: skip
-    path = default_cache_folder() / f"maps-{key}.pt"
-    if path.is_file():
-        return Maps(**torch.load(path, weights_only=False))
+    """Compute the maps of about ``count`` regions, image by image in a random order."""
     tap = TAPS[backbone]
     network = build_backbone(backbone, [tap]).eval()
     load_backbone_weights(network, backbone)
@@ -103,34 +100,13 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
         parts["weight"].append(coverage.flatten(1) + 0.01)
         parts["label"] += [entries[number].regions[position].label for position, _, _ in usable]
         parts["image"] += [entries[number].image_id] * len(usable)
-    maps = Maps(torch.cat(parts["cells"]), torch.cat(parts["weight"]), torch.tensor(parts["label"]),
+    return Maps(torch.cat(parts["cells"]), torch.cat(parts["weight"]), torch.tensor(parts["label"]),
                 np.array(parts["image"]))  # fmt: skip
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(maps._asdict(), path)
-    return maps
-
-
-def newton_schulz(a: Tensor, steps: int = 5) -> Tensor:
-    """Approximate square roots by the coupled iteration of iSQRT-COV, normalized by the trace.
-
-    Example:
-        >>> import torch
-        >>> newton_schulz(torch.eye(2) * 4, steps=20)
-        tensor([[2., 0.],
-                [0., 2.]])
-    """
-    trace = a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    y, z = a / trace, eye
-    for _ in range(steps):
-        t = 0.5 * (3 * eye - z @ y)
-        y, z = y @ t, t @ z
-    return y * trace.sqrt()
 
 
 ROOTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "exact": ("exact", matrix_sqrt),
-    "newton-schulz": ("five Newton–Schulz steps", newton_schulz),
+    "newton-schulz": ("five Newton–Schulz steps", isqrt),
 }
 
 
@@ -178,7 +154,7 @@ def fit(train: Maps, val: Maps, root: str, rate: float, seed: int, width: int, e
         predicted = torch.cat([head(*part).argmax(-1) for part in parts])
         moments = head.moments(*parts[0])
         exact = matrix_sqrt(moments)
-        gap = (newton_schulz(moments) - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
+        gap = (isqrt(moments) - exact).flatten(1).norm(dim=1) / exact.flatten(1).norm(dim=1)
         spectrum = torch.linalg.eigvalsh(moments.double())
     wrong = wrong_by_image({"image": val.image, "target": val.label.numpy(), "predicted": predicted.numpy(),
                             "large": np.zeros(len(val.label))})  # fmt: skip
@@ -195,49 +171,44 @@ def fit(train: Maps, val: Maps, root: str, rate: float, seed: int, width: int, e
 class ExactRoot:
     """The table; see the module."""
 
-    parts: ClassVar[tuple[str, ...]] = ("trial", "seed")
-
     def __init__(self, config: Config) -> None:
         self.config, self.results = config, Results(config.out)
         rows = {f"{backbone}-{root}": (backbone, root) for backbone in config.backbones for root in ROOTS}
         self.rows: dict[str, tuple[str, str]] = config.chosen(rows)
 
-    @functools.cached_property
-    def root(self) -> Path:
-        return dataset_folder("coco", self.config.root, 0, None)
-
     def train(self) -> None:
         """Try the rates of every row on held-out training images, then train the seeds."""
-        for key, (backbone, root) in self.rows.items():
-            train, val = (
-                compute_maps(backbone, self.root, split, count)
-                for split, count in (("train", self.config.train_regions), ("val", self.config.val_regions))
-            )
-            fitted, held_out = (train.at(index) for index in hold_out_images(train.image))
+        for key in self.rows:
             for i, rate in enumerate(RATES):
-                self.run(key, "trial", i, rate, functools.partial(fit, fitted, held_out, root, rate, 1000))
+                self.run(key, "trial", i, rate)
+            trials = [run["metrics"] for run in self.results.runs(key, "trial").values()]
+            rate = float(min(trials, key=lambda metrics: metrics["error"])["rate"])
             for seed in range(self.config.seeds):
-                self.run(
-                    key, "seed", seed, self.rate(key), functools.partial(fit, train, val, root, self.rate(key), seed)
-                )
+                self.run(key, "seed", seed, rate)
 
-    def rate(self, key: str) -> float:
-        """The rate with the smallest error on the held-out training images."""
-        trials = self.results.runs(key, "trial").values()
-        return float(min((run["metrics"] for run in trials), key=lambda metrics: metrics["error"])["rate"])
-
-    def run(self, key: str, part: str, number: int, rate: float, work: Callable[..., dict[str, Any]]) -> Run:
+    def run(self, key: str, part: str, number: int, rate: float) -> Run:
         """Train and score once, unless that has been done."""
         config, (backbone, root) = self.config, self.rows[key]
+        folder = dataset_folder("coco", config.root, 0, None)
+
+        def work() -> dict[str, Any]:
+            train = compute_maps(backbone, folder, "train", config.train_regions)
+            if part == "trial":
+                fitted, scored = (train.at(index) for index in hold_out_images(train.image))
+            else:
+                fitted, scored = train, compute_maps(backbone, folder, "val", config.val_regions)
+            seed = number if part == "seed" else 1000
+            return fit(fitted, scored, root, rate, seed, config.width, config.epochs)
+
         provenance = {
             "configuration": {"backbone": backbone, "root": root, "rate": rate, "width": config.width, "part": part,
                               "epochs": config.epochs, "number": number, "regions": config.train_regions,
                               "val_regions": config.val_regions},
-            "data": runs.data_hash(self.root, ("train", "val")),
+            "data": runs.data_hash(folder, ("train", "val")),
             "weights": runs.weights_hash(backbone, "imagenet"),
             "device": "cpu",
         }  # fmt: skip
-        return self.results.run(key, part, number, provenance, lambda: work(width=config.width, epochs=config.epochs))
+        return self.results.run(key, part, number, provenance, work)
 
     def summarize(self) -> None:
         """Write table.md."""

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -101,6 +101,10 @@ class Row:
         against: the row that a paired interval compares it with, or "".
         paper: the paper's best (average) covering, or "".
         space: space of the clusters, if not the one of the model's configuration.
+        preset: of the training; rows with one preset share a network. Rows without preset and variant keep their
+            recorded numbers.
+        variant: the untrained network.
+        zoom: enlargement of the images for an untrained network.
     """
 
     key: str
@@ -111,6 +115,9 @@ class Row:
     against: str = ""
     paper: str = ""
     space: str | None = None
+    preset: str = ""
+    variant: str = ""
+    zoom: float = 1.0
 
     @property
     def name(self) -> str:
@@ -121,16 +128,6 @@ class Row:
     def part(self) -> str:
         """Kind of the row's runs."""
         return "seed" if self.inference else "baseline"
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows of one model: a training preset or an untrained variant; neither for rows that are not run here."""
-
-    rows: tuple[Row, ...]
-    preset: str = ""
-    variant: str = ""
-    zoom: float = 1.0
 
 
 _BASELINES = {
@@ -150,10 +147,10 @@ _PAPER = {
 }
 
 
-def _groups() -> Iterator[Group]:
+def _rows() -> Iterator[Row]:
     for key, (title, paper) in _BASELINES.items():
-        yield Group((Row(key, title, paper=paper),))
-    yield Group((Row("lab-merging", "Merging by Lab color and contrast", inference="merge"),))
+        yield Row(key, title, paper=paper)
+    yield Row("lab-merging", "Merging by Lab color and contrast", inference="merge")
     places = [(name, name, NETWORKS[name], 1.0) for name in NETWORKS]
     # The paper does not state the size of its images.
     places += [
@@ -161,28 +158,24 @@ def _groups() -> Iterator[Group]:
         for name in ("alexnet-relu5", "vgg16-relu5")
     ]
     for variant, name, network, zoom in places:
-        before, after = _PAPER[variant]
-        plain = Row(f"ncuts-{name}", "NCuts", network, "none", "cluster", paper=before)
-        deep = Row(f"deepncuts-{name}", "DeepNCuts", network, "J2", "cluster", plain.key, after)
-        span = Row(f"span-{name}", "DeepNCuts, J2's own space", network, "J2", "cluster", plain.key, space="soft")
-        yield Group((plain,), variant=variant, zoom=zoom)
-        yield Group((deep, span), preset=f"paper-{name}")
+        (before, after), plain, preset = _PAPER[variant], f"ncuts-{name}", f"paper-{name}"
+        yield Row(plain, "NCuts", network, "none", "cluster", paper=before, variant=variant, zoom=zoom)
+        yield Row(f"deepncuts-{name}", "DeepNCuts", network, "J2", "cluster", plain, after, preset=preset)
+        title = "DeepNCuts, J2's own space"
+        yield Row(f"span-{name}", title, network, "J2", "cluster", plain, space="soft", preset=preset)
         if zoom == 1:
-            soft = Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain.key)
-            yield Group((soft,))
+            yield Row(f"soft-{name}", "DeepNCuts, soft", network, "soft", "cluster", plain)
     for suffix, network in (
         ("", "VGG-16, frozen"),
         ("-tuned", "VGG-16, tuned"),
         ("-lite2", "EfficientNet-Lite2, tuned"),
         ("-tiny-vit", "MobileSAM's TinyViT, tuned"),
     ):
-        key = f"hypercolumns{suffix}"
-        yield Group((Row(key, "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5"),))
-        yield Group((Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging"),))
+        yield Row(f"hypercolumns{suffix}", "Hypercolumns", network, "soft", "cluster", "ncuts-vgg16-relu5")
+        yield Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging")
 
 
-GROUPS = list(_groups())
-ROWS = {row.key: row for group in GROUPS for row in group.rows}
+ROWS = {row.key: row for row in _rows()}
 """All rows by name, in the order of the table."""
 
 
@@ -231,24 +224,22 @@ class Table2:
 
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
+        trained: tuple[Any, ...] = ()
+
+        def score(row: Row, seed: int) -> dict[str, Any]:
+            nonlocal trained
+            key = row.preset, row.variant, row.zoom, seed
+            if trained[:1] != (key,):
+                trained = key, *self.model(row, seed)
+            return self.score(row, *trained[1:], seed)
+
         for seed in self.config.seeds:
-            for group in GROUPS:
-                if group.preset or group.variant:
-                    self.run(group, seed)
-
-    def run(self, group: Group, seed: int) -> None:
-        """Score the rows of a group with one network, which is trained if a row is missing."""
-        network = cache(lambda: self.model(group, seed))
-
-        def score(row: Row) -> dict[str, Any]:
-            return self.score(row, *network(), seed)
-
-        for row in group.rows:
-            if row.key in self.chosen:
-                provenance = self.provenance(row, group, seed)
-                run = self.results.run(row.key, "seed", seed, provenance, partial(score, row))
-                scores = run["metrics"]["scores"]
-                log.info("%-40s %.4f (%.4f)", f"{row.key} {seed}", scores["paper_best"], scores["paper_average"])
+            for row in self.chosen.values():
+                if row.preset or row.variant:
+                    work = partial(score, row, seed)
+                    run = self.results.run(row.key, "seed", seed, self.provenance(row, seed), work)
+                    scores = run["metrics"]["scores"]
+                    log.info("%-40s %.4f (%.4f)", f"{row.key} {seed}", scores["paper_best"], scores["paper_average"])
 
     def recipe(self, preset: str, seed: int) -> NCutsConfig:
         """The training configuration of a preset and a seed."""
@@ -273,38 +264,38 @@ class Table2:
             },
         )
 
-    def provenance(self, row: Row, group: Group, seed: int) -> dict[str, Any]:
+    def provenance(self, row: Row, seed: int) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
         config = self.config
         inference = {"method": row.inference, "ks": list(CLUSTER_KS), "space": row.space}
         configuration: dict[str, Any] = {"images": config.images, "limit": config.data.limit, "seed": seed,
                                          "boundary": config.boundary, "inference": inference}  # fmt: skip
-        if group.preset:
-            recipe = self.recipe(group.preset, seed)
+        if row.preset:
+            recipe = self.recipe(row.preset, seed)
             configuration["training"] = runs.settings(recipe)
             weights = runs.weights_hash(recipe.model.resolved()["backbone"], recipe.model.weights)
         else:
-            configuration["network"] = {"variant": group.variant, "zoom": group.zoom}
-            weights = runs.weights_hash(VARIANTS[group.variant]["backbone"], config.weights or "imagenet")
+            configuration["network"] = {"variant": row.variant, "zoom": row.zoom}
+            weights = runs.weights_hash(VARIANTS[row.variant]["backbone"], config.weights or "imagenet")
         splits = ("train", "val") if config.images == "test" else ("train",)
         data = runs.data_hash(self.folder(), splits)
         return {"configuration": configuration, "data": data, "weights": weights, "device": config.device}
 
-    def model(self, group: Group, seed: int) -> tuple[DeepNCuts, dict[str, Any]]:
-        """The network of a group on its device, trained if it has a preset, and the training's speed and curves."""
+    def model(self, row: Row, seed: int) -> tuple[DeepNCuts, dict[str, Any]]:
+        """The network of a row on its device, trained if it has a preset, and the training's speed and curves."""
         training: dict[str, Any] = {}
-        if group.preset:
-            recipe = self.recipe(group.preset, seed)
+        if row.preset:
+            recipe = self.recipe(row.preset, seed)
             seed_all(seed)
             module, data = build(recipe)
-            run = fit(recipe, module, data, name=group.preset)
+            run = fit(recipe, module, data, name=row.preset)
             model = module.model
             if rate := runs.training_rate(run):
                 training["training"] = round(rate, 1)
             if seed == self.config.seeds[0]:
                 training["curve"] = training_curve(run.read_metrics())
         else:
-            model = untrained_model(group.variant, weights=self.config.weights or "imagenet", zoom=group.zoom)
+            model = untrained_model(row.variant, weights=self.config.weights or "imagenet", zoom=row.zoom)
         model = model.to(self.config.device)
         return model.to(memory_format=model.backbone.memory_format), training  # type: ignore[call-overload]
 

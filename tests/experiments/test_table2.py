@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from experiments import baselines, table2
-from experiments.table2 import GROUPS, ROWS, Config, Images, Table2
+from experiments.table2 import ROWS, Config, Images, Table2
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
@@ -52,9 +52,8 @@ def test_every_row_of_the_paper_is_present():
         assert {f"ncuts-{name}", f"deepncuts-{name}", f"span-{name}", f"soft-{name}"} <= set(ROWS)
         assert ROWS[f"deepncuts-{name}"].against == ROWS[f"span-{name}"].against == f"ncuts-{name}"
         assert (ROWS[f"deepncuts-{name}"].space, ROWS[f"span-{name}"].space) == (None, "soft")
-        [group] = [group for group in GROUPS if ROWS[f"deepncuts-{name}"] in group.rows]
-        assert NCUTS_PRESETS[group.preset].train.objective == "j2"
-    assert all(group.preset in NCUTS_PRESETS for group in GROUPS if group.preset)
+        assert NCUTS_PRESETS[ROWS[f"deepncuts-{name}"].preset].train.objective == "j2"
+    assert all(row.preset in NCUTS_PRESETS for row in ROWS.values() if row.preset)
     assert all(row.against in ROWS for row in ROWS.values() if row.against)
     assert {*baselines.BASELINES, baselines.HUMANS} <= set(ROWS)
 
