@@ -77,13 +77,14 @@ _SONAMES = {
 def load_library(name: str) -> ctypes.CDLL | None:
     """Open ``cusolver``, ``nvrtc`` or ``cuda`` (the driver); None without CUDA or if it is missing.
 
-    Copies in torch's folder and in the nvidia packages next to it come first, then the system's search path.
+    Copies in torch's folder and in the nvidia packages next to it come first, then the system's search path. The driver
+    must be the copy that torch has loaded, which the search path returns.
     """
     if torch.version.cuda is None:
         return None
     sonames = [s for s in _SONAMES[name] if s.endswith(".dll") == (sys.platform == "win32")]
     package = Path(torch.__file__).parent
-    folders = (package / "lib", package.parent / "nvidia")
+    folders = () if name == "cuda" else (package / "lib", package.parent / "nvidia")
     shipped = [str(path) for soname in sonames for folder in folders for path in sorted(folder.glob(f"**/{soname}"))]
     for path in shipped + sonames:
         with contextlib.suppress(OSError):

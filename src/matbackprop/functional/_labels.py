@@ -22,7 +22,7 @@ from matbackprop.checks import (
 from matbackprop.errors import LabelError, ShapeError
 from matbackprop.numerics import compute_dtype
 
-# One-hot matrices on a GPU stay below this many entries; above it the sums go through scatter_add.
+# Largest number of entries of a one-hot matrix on a GPU; larger sums use scatter_add.
 _ONE_HOT_LIMIT = 16_000_000
 _MOST_LABELS = 2**16
 # Longer images are split on a GPU, because one tall product would leave most of it idle.
@@ -149,7 +149,7 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:
-    """Raise when a label is out of range or an image has no labeled row of positive weight."""
+    """Raise if a label is out of range or an image has no labeled row of positive weight."""
     if labels.numel() == 0:
         return
     low, high = int(labels.min()), int(labels.max())
@@ -233,7 +233,7 @@ def labeled_images(
 
 
 def _flat(index: Tensor, k: int) -> Tensor:
-    """Region numbers through the whole batch ``(batch · m,)``: gathers and scatters are fast in two dimensions."""
+    """Region numbers that are unique in the batch ``(batch · m,)``, for gathers and scatters in two dimensions."""
     if index.ndim == 1:
         return index
     images = index.shape[:-1].numel()

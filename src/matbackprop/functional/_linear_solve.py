@@ -104,7 +104,7 @@ def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
 
 
 def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tensor:
-    """Return the factor; raise, or return NaN if values are not checked, for bad matrices."""
+    """Return the factor. For bad matrices, raise an error, or return NaN if values are not checked."""
     if not (check_values and values_checkable(bad)):
         return torch.where(bad[..., None, None], torch.nan, factor)
     if bool(bad.any()):
@@ -368,7 +368,7 @@ def conjugate_gradient_solve(
             exactly ``max_iterations`` steps without synchronization.
         max_iterations: 10 n by default.
         precision: dtype of the computation, to which b, the preconditioner and floating-point parameters are cast;
-            float64 by default. Tensors that ``matvec`` captures must have it, too.
+            float64 by default. Tensors that ``matvec`` captures must have this dtype.
         check: whether ``b`` is checked for NaN and Inf, as in `matrix_function`.
 
     Returns:

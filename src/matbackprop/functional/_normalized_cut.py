@@ -298,7 +298,7 @@ def normalized_cut_j1(
     with autocast_off(f.device.type):
         rows = images.rows()
         degree, bad = _degrees(rows, lam, images.checked)
-        kept = rows.weight * (degree > 0)  # as by the pseudoinverse of D
+        kept = rows.weight * (degree > 0)  # equivalent to the pseudoinverse of D
         weights = torch.stack([kept * inverse_or_zero(degree), kept, kept * degree], -1)  # of D^(−½)F and D^½E
         if lam is not None:
             rows = rows._replace(f=_span_of_affinity(rows.f, weights[..., 0], lam, tol))
