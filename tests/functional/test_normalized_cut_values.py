@@ -232,3 +232,14 @@ def test_a_small_ridge_is_j2_and_the_soft_rank_has_a_gradient():
     (soft,) = torch.autograd.grad(normalized_cut_soft(torch.cat([e, scale * useless], 1), labels), scale)
     assert hard.abs() < 1e-12
     assert soft > 1e-2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_weights_may_differ_between_annotators(name, packed):
+    f, weight = features(20, 4), features(2, 20, seed=3)
+    labels = torch.stack([regions(20, seed=s) for s in (0, 1)])
+    each = [OBJECTIVES[name][0](f, y, weight=w) for y, w in zip(labels, weight, strict=True)]
+    options = {"offsets": [0, 20]} if packed else {}
+    value = OBJECTIVES[name][0](f, labels, weight=weight, **options)
+    torch.testing.assert_close(value.squeeze(), torch.stack(each).mean())
