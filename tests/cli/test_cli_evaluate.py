@@ -69,6 +69,10 @@ def test_scores_equal_hand_computed_ones(capsys, folders):
     assert scores["covering_ois"] == pytest.approx(scores["paper_average"]) == scores["covering_ods"]
     assert scores["boundary_ods"] > 0.7
     assert [row["id"] for row in document["per_image"]] == ["a", "b"]
+    curve = document["boundary_curve"]
+    assert len(curve["precision"]) == len(curve["recall"]) == 3
+    assert curve["ods"]["f"] == scores["boundary_ods"] and 1 <= curve["ods"]["level"] <= 3
+    assert "boundary_curve" not in as_json(capsys, folders[0], "--ground-truth", folders[1], "--no-boundary")
 
 
 def test_table_and_csv(capsys, folders, tmp_path):
@@ -118,30 +122,35 @@ def test_two_workers_give_the_same_scores(capsys, folders):
     assert as_json(capsys, *words, "--workers", 2) == as_json(capsys, *words, "--workers", 1)
 
 
-def test_missing_ground_truth(capsys, folders):
-    for path in folders[1].glob("b_*"):
+def unlink(folder, pattern):
+    for path in folder.glob(pattern):
         path.unlink()
-    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
-    assert code == 2 and "1 of 2 images have no human map: b" in err
 
 
-def test_spare_ground_truth_is_mentioned(capsys, folders):
-    (folders[0] / "b.npz").unlink()
-    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
-    assert code == 0 and "1 images with human maps have no segmentation" in err
+def corrupt(folder):
+    for path in folder.iterdir():
+        path.write_bytes(b"nonsense")
 
 
-def test_transposed_maps(capsys, folders):
-    np.savez(folders[0] / "a.npz", stripes(2).T)
-    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1])
-    assert code == 2 and "a: segmentation 1 has size 30×20" in err and "Transpose" in err
-
-
-def test_each_unreadable_file_is_reported(capsys, folders):
-    for name in ("a", "b"):
-        (folders[0] / f"{name}.npz").write_bytes(b"nonsense")
-    code, out, err = run(capsys, folders[0], "--ground-truth", folders[1])
-    assert code == 2 and not out and "2 of 2 images" in err and "a.npz cannot be read" in err and "b.npz cannot" in err
+@pytest.mark.parametrize(
+    ("change", "code", "texts"),
+    [
+        (lambda segs, truth: unlink(truth, "b_*"), 2, ["1 of 2 images have no human map: b"]),
+        (lambda segs, truth: unlink(segs, "b.npz"), 0, ["1 images with human maps have no segmentation"]),
+        (
+            lambda segs, truth: np.savez(segs / "a.npz", stripes(2).T),
+            2,
+            ["a: segmentation 1 has size 30×20", "Transpose"],
+        ),
+        (lambda segs, truth: corrupt(segs), 2, ["2 of 2 images", "a.npz cannot be read", "b.npz cannot be read"]),
+        (lambda segs, truth: ("--tolerance", "3"), 2, ["tolerance"]),
+    ],
+    ids=["missing truth", "unused truth", "transposed", "unreadable", "option"],
+)
+def test_bad_folders_are_reported(capsys, folders, change, code, texts):
+    options = change(*folders) or ()
+    actual, out, err = run(capsys, folders[0], "--ground-truth", folders[1], *options)
+    assert actual == code and (code == 0 or not out) and all(text in err for text in texts), err
 
 
 def test_empty_and_absent_folders(capsys, folders, tmp_path):
@@ -162,11 +171,6 @@ def test_the_same_numbered_names_on_both_sides(capsys, tmp_path):
     assert code == 2 and "--numbered" in err
     assert as_json(capsys, *words, "--numbered", "no")["images"] == 2
     assert as_json(capsys, *words, "--numbered", "yes")["images"] == 1
-
-
-def test_wrong_options(capsys, folders):
-    code, _, err = run(capsys, folders[0], "--ground-truth", folders[1], "--tolerance", "3")
-    assert code == 2 and "tolerance" in err
 
 
 @pytest.fixture
@@ -221,11 +225,3 @@ def test_bad_contour_maps_are_reported(capsys, contours):
 def test_contours_among_segmentations_name_the_other_command(capsys, contours):
     code, _, err = run(capsys, contours[0], "--ground-truth", contours[1])
     assert code == 2 and "matbackprop evaluate contours" in err
-
-
-def test_the_boundary_curve_is_in_the_document(capsys, folders):
-    document = as_json(capsys, folders[0], "--ground-truth", folders[1])
-    curve = document["boundary_curve"]
-    assert len(curve["precision"]) == len(curve["recall"]) == 3
-    assert curve["ods"]["f"] == document["scores"]["boundary_ods"] and 1 <= curve["ods"]["level"] <= 3
-    assert "boundary_curve" not in as_json(capsys, folders[0], "--ground-truth", folders[1], "--no-boundary")

@@ -24,19 +24,19 @@ def features():
 
 @pytest.mark.parametrize("name", OPERATORS)
 @pytest.mark.parametrize(
-    ("weight", "error"),
+    ("weight", "error", "message"),
     [
-        (torch.tensor([1.0, 1.0, -1.0, 1.0]), DomainError),
-        (torch.tensor([1.0, torch.nan, 1.0, 1.0]), NonFiniteError),
-        ([1.0, 1.0, 1.0, 1.0], DtypeError),
-        (torch.ones(4, dtype=torch.int64), DtypeError),
-        (torch.ones(3), ShapeError),
-        (torch.ones(4, device="meta"), DeviceError),
+        (torch.tensor([1.0, 1.0, -1.0, 1.0]), DomainError, "weights? must not be negative, got -1"),
+        (torch.tensor([1.0, torch.nan, 1.0, 1.0]), NonFiniteError, "weight"),
+        ([1.0, 1.0, 1.0, 1.0], DtypeError, r"weights? (must be a torch\.Tensor|.*got list)"),
+        (torch.ones(4, dtype=torch.int64), DtypeError, r"torch.int64. Convert it with .bool\(\)"),
+        (torch.ones(3), ShapeError, "weight"),
+        (torch.ones(4, device="meta"), DeviceError, "weights? is on meta and the features are on cpu"),
     ],
     ids=["negative", "NaN", "list", "integers", "too few", "another device"],
 )
-def test_bad_weights_are_rejected(name, weight, error):
-    with pytest.raises(error, match="weight"):
+def test_bad_weights_are_rejected(name, weight, error, message):
+    with pytest.raises(error, match=message):
         OPERATORS[name](features(), weight)
 
 

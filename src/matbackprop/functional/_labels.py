@@ -217,7 +217,8 @@ def labeled_images(
         raise ShapeError(f"f must have at least one feature (*batch, m, d ≥ 1), got shape {tuple(f.shape)}.")
     check_labels(labels, f)
     if weight is not None:
-        check_weight(weight, labels.unsqueeze(-1) if weight.shape == labels.shape else f)
+        per_label = isinstance(weight, Tensor) and weight.shape == labels.shape
+        check_weight(weight, labels.unsqueeze(-1) if per_label else f)
     if offsets is not None:
         f, labels, weight = _pad_packed(f, labels, weight, offsets)
     if weight is not None and weight.ndim < labels.ndim:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from skimage.metrics import variation_of_information as skimage_information
 from sklearn.metrics import rand_score
 
+from helpers.label_maps import voronoi
 from matbackprop.errors import LabelError, ShapeError
 from matbackprop.vision.metrics import (
     compact_labels,
@@ -22,9 +23,7 @@ from matbackprop.vision.metrics import (
 def blobs(seed, shape=(23, 31), regions=9):
     """A label map of Voronoi cells with arbitrary label values."""
     rng = np.random.default_rng(seed)
-    centers = rng.uniform(0, 1, (regions, 2)) * shape
-    y, x = np.mgrid[: shape[0], : shape[1]]
-    nearest = ((y[..., None] - centers[:, 0]) ** 2 + (x[..., None] - centers[:, 1]) ** 2).argmin(-1)
+    nearest = voronoi(shape, regions, rng)
     return rng.permutation(1000)[:regions][nearest]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
+from helpers.label_maps import voronoi
 from matbackprop.errors import ShapeError
 from matbackprop.vision.data.label_files import read_label_maps, ucm_to_segmentations
 from matbackprop.vision.metrics import compact_labels
@@ -20,10 +21,7 @@ def same_partition(one, other):
 def tree():
     """Regions of many shapes, and a hierarchy over them."""
     rng = np.random.default_rng(0)
-    seeds = rng.random((40, 2)) * (30, 44)
-    y, x = np.mgrid[:30, :44]
-    nearest = ((y[..., None] - seeds[:, 0]) ** 2 + (x[..., None] - seeds[:, 1]) ** 2).argmin(-1)
-    regions, count = compact_labels(nearest)
+    regions, count = compact_labels(voronoi((30, 44), 40, rng))
     graph = region_graph(regions)
     assert len(graph.areas) == count
     return regions, merge_graph(graph, rng.random(len(graph.edges)))

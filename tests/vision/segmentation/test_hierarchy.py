@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from helpers.label_maps import voronoi
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.vision.segmentation import (
     Hierarchy,
@@ -17,11 +18,8 @@ from matbackprop.vision.segmentation import (
 from matbackprop.vision.segmentation.hierarchy import SMALL, merge_graph
 
 
-def voronoi(h=24, w=30, count=12, seed=0):
-    rng = np.random.default_rng(seed)
-    seeds = rng.random((count, 2)) * (h, w)
-    y, x = np.mgrid[:h, :w]
-    nearest = ((y[..., None] - seeds[:, 0]) ** 2 + (x[..., None] - seeds[:, 1]) ** 2).argmin(-1)
+def cells(h=24, w=30, count=12, seed=0):
+    nearest = voronoi((h, w), count, np.random.default_rng(seed))
     return np.unique(nearest, return_inverse=True)[1].reshape(h, w)
 
 
@@ -50,7 +48,7 @@ def plain_merging(regions, contours):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_merging_equals_recomputing_every_border(seed):
-    regions, contours = voronoi(seed=seed), np.random.default_rng(seed).random((24, 30)).astype(np.float32)
+    regions, contours = cells(seed=seed), np.random.default_rng(seed).random((24, 30)).astype(np.float32)
     tree = merge_contours(regions, contours)
     merges, heights = plain_merging(regions, contours)
     assert tree.merges.tolist() == [list(map(int, pair)) for pair in merges]
@@ -82,11 +80,11 @@ def test_contours_must_be_maps_of_strengths():
         with pytest.raises(ShapeError, match=r"\[0, 1\]"):
             watershed_regions(wrong)
     with pytest.raises(ShapeError, match="shape of the regions"):
-        merge_contours(voronoi(), np.zeros((3, 3)))
+        merge_contours(cells(), np.zeros((3, 3)))
 
 
 def test_levels_follow_the_merges_one_by_one():
-    graph = region_graph(voronoi(count=25, seed=1))
+    graph = region_graph(cells(count=25, seed=1))
     tree = merge_graph(graph, np.random.default_rng(0).random(len(graph.edges)))
     label = np.arange(tree.count)
     for step, (keep, gone) in enumerate(tree.merges):
@@ -96,7 +94,7 @@ def test_levels_follow_the_merges_one_by_one():
 
 
 def test_levels_in_any_order_and_beyond_the_number_of_regions():
-    graph = region_graph(voronoi())
+    graph = region_graph(cells())
     tree = merge_graph(graph, np.linspace(0.1, 0.9, len(graph.edges)))
     a = tree.levels([7, 2, 100, 3])
     assert np.array_equal(a[1], tree.levels([2])[0]) and a[2].max() + 1 == tree.count
@@ -117,7 +115,7 @@ def test_levels_are_whole_and_positive_numbers(ks):
 
 
 def test_graph_against_counting_by_hand():
-    regions = voronoi(9, 11, 6, seed=4)
+    regions = cells(9, 11, 6, seed=4)
     graph = region_graph(regions)
     values = np.random.default_rng(5).random(regions.shape)
     counts, sums = {}, {}
@@ -136,7 +134,7 @@ def test_graph_against_counting_by_hand():
 
 
 def test_region_means():
-    regions = voronoi()
+    regions = cells()
     values = np.random.default_rng(6).normal(size=(*regions.shape, 2))
     means = region_means(regions, values)
     np.testing.assert_allclose(means[3], values[regions == 3].mean(0))

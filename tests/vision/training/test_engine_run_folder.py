@@ -25,9 +25,6 @@ def test_files_of_a_new_run(run):
     assert len(entry["git"] or "0" * 40) == 40
     assert run.read_metrics() == []
     assert run.read_summary() == {}
-
-
-def test_every_start_is_recorded(run):
     run.create(EngineConfig(seed=4), resume=True)
     assert len(run.read_versions()) == 2
 
@@ -93,16 +90,11 @@ def test_overwriting_removes_the_files_of_a_run(run):
     (run.predictions / "validation.npz").write_bytes(b"")
     (run.checkpoints / "last.ckpt").write_bytes(b"")
     run.append_metrics({"step": 1})
-    run.create(EngineConfig(seed=5), overwrite=True)
-    assert run.read_config()["seed"] == 5
-    assert run.read_metrics() == [] and len(run.read_versions()) == 1
-    assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
-
-
-def test_overwriting_removes_a_saved_model(run):
     DeepNCuts.variant("alexnet-relu5", hidden=4).save_pretrained(run.path / "model")
     run.create(EngineConfig(seed=5), overwrite=True)
-    assert not list((run.path / "model").glob("*"))
+    assert run.read_config()["seed"] == 5 and not list((run.path / "model").glob("*"))
+    assert run.read_metrics() == [] and len(run.read_versions()) == 1
+    assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
 
 
 @pytest.mark.parametrize("foreign", ["thesis.tex", "notes/a.txt", "figures.txt"])
