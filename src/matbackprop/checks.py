@@ -106,23 +106,23 @@ def _limits(dtype: torch.dtype, sizes: Range) -> tuple[float, float]:
     return 0.0 if sizes == "large" else info.tiny**0.25, info.max**0.25
 
 
-def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
-    least, most = _limits(dtype, sizes)
-    if (outside := _sizes_outside(a, least, most)) is not None:
-        largest, bad = outside
-        raise DomainError(
-            f"{name} has a matrix whose largest entry is {float(largest[bad].flatten()[0]):.3g}: products of its "
-            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
-        )
-
-
 def out_of_range(a: Tensor, dtype: torch.dtype, sizes: Range) -> Tensor | None:
-    """Return which matrices `check_size` refuses ``(*batch,)``, without synchronization; None if the dtype has none."""
+    """Return which matrices `check_size` rejects ``(*batch,)``, without synchronization; None if the dtype has none."""
     least, most = _limits(dtype, sizes)
     if a.numel() == 0 or torch.finfo(a.dtype).max <= most:
         return None
-    largest = a.detach().abs().amax((-2, -1))
+    largest = _largest(a.detach())
     return (largest > most) | ((largest < least) & (largest > 0))
+
+
+def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
+    bad = out_of_range(a, dtype, sizes) if values_checkable(a) else None
+    if bad is not None and bool(bad.any()):
+        least, most = _limits(dtype, sizes)
+        raise DomainError(
+            f"{name} has a matrix whose largest entry is {float(_largest(a)[bad].flatten()[0]):.3g}: products of its "
+            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
+        )
 
 
 def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
@@ -130,10 +130,10 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tenso
 
     Also return two factors per matrix ``(*batch, 1)``, whose product may be out of range itself; None if all are 1.
     """
-    outside = _sizes_outside(a, *_limits(dtype, "rescale"))
-    if outside is None:
+    bad = out_of_range(a, dtype, "rescale") if values_checkable(a) else None
+    if bad is None or not bool(bad.any()):
         return a, None
-    largest, bad = outside
+    largest = _largest(a.detach())
     exponent = torch.where(bad, torch.frexp(largest).exponent, 0).to(largest.dtype).unsqueeze(-1)
     half = (0.5 * exponent).trunc()
     one, other = torch.exp2(-half), torch.exp2(half - exponent)
@@ -146,15 +146,6 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tenso
 def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
     """`rescaled` for operators whose result does not depend on the scale."""
     return rescaled(a, dtype)[0]
-
-
-def _sizes_outside(a: Tensor, least: float, most: float) -> tuple[Tensor, Tensor] | None:
-    """The largest entry of each matrix and which are out of a range; None if none is, or values cannot be read."""
-    if a.numel() == 0 or torch.finfo(a.dtype).max <= most or not values_checkable(a):
-        return None
-    largest = _largest(a.detach())
-    bad = (largest > most) | ((largest < least) & (largest > 0))
-    return (largest, bad) if bool(bad.any()) else None
 
 
 def _largest(a: Tensor) -> Tensor:
@@ -218,7 +209,7 @@ def prepare(
         a, name, check, precision: arguments of the operator.
         sizes: accepted sizes of the largest entry.
         square, symmetric, or_complex: accepted matrices.
-        unit: size below which an asymmetry counts as rounding, as in `check_symmetric`.
+        unit: size below which an asymmetry counts as rounding, as in `asymmetric`.
         others: further arguments; values are checked only if those of all arguments can be read.
     """
     check_matrix(a, name, square=square or symmetric, or_complex=or_complex)
@@ -275,50 +266,40 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, got {float(weight.detach().min()):.3g}.")
 
 
-def _asymmetry(a: Tensor, unit: float) -> tuple[Tensor, Tensor]:
-    """Return |aᵢⱼ − āⱼᵢ| and the bound for rounding errors, both ``(*batch, n, n)``.
+def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
+    """Return which matrices are not symmetric or not finite ``(*batch,)``, without synchronization; None if empty.
 
     Entries may differ by half of the digits of √(rᵢrⱼ), rᵢ the largest entry of row and column i, because products such
-    as S^(−½)AS^(−½) lose digits by cancellation, and by rounding errors of the largest entry.
+    as S^(−½)AS^(−½) lose digits by cancellation, and by rounding errors of the largest entry. Entries below ``unit``
+    count as zero, 1 for exp, because no digit of a canceled sum needs to be symmetric.
     """
+    if a.shape[-1] == 0:
+        return None
+    a = a.detach()
     size = a.abs()
     rows = torch.maximum(size.amax(-1), size.amax(-2)).clamp_min(unit)
     floor = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * rows.amax(-1)
     root = rows.sqrt()
     allowed = half_of_the_digits(a.dtype) * root.unsqueeze(-1) * root.unsqueeze(-2) + floor[..., None, None]
-    return (a - a.mH).abs(), allowed
-
-
-def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
-    """Return which matrices are not symmetric or not finite ``(*batch,)``, without synchronization; None if empty."""
-    if a.shape[-1] == 0:
-        return None
-    gap, allowed = _asymmetry(a.detach(), unit)
-    return ~(gap <= allowed).all(-1).all(-1)  # true also for NaN, the difference of infinite entries
+    return ~((a - a.mH).abs() <= allowed).all(-1).all(-1)  # true also for NaN, the difference of infinite entries
 
 
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
-    """Raise if ``a`` differs from its (conjugate) transpose by more than rounding.
-
-    ``unit`` is a size below which entries count as zero, 1 for exp, because no digit of a canceled sum needs to be
-    symmetric. Return whether A equals its transpose bitwise.
-    """
+    """Raise if a matrix is `asymmetric`. Return whether A equals its (conjugate) transpose bitwise."""
     a = a.detach()
     if not values_checkable(a) or a.numel() == 0:
         return False
     if torch.equal(a, a.mH):
         return True
-    rounding = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * _largest(a)
-    if bool((_largest(a - a.mH) <= rounding).all()):  # the usual case, in a third of the time
+    size, gap = _largest(a), _largest(a - a.mH)
+    if bool((gap <= 4 * a.shape[-1] * torch.finfo(a.dtype).eps * size).all()):  # the usual case, in a third of the time
         return False
-    gap, allowed = _asymmetry(a, unit)
-    beyond = (gap - allowed).reshape(-1, *a.shape[-2:]).amax((-2, -1))
-    if bool(beyond.max() > 0):
-        size, gap = (t.reshape(-1, *a.shape[-2:])[beyond.argmax()].max() for t in (a.abs(), gap))
+    bad = asymmetric(a, unit)
+    if bad is not None and bool(bad.any()):
         kind, transpose = ("Hermitian", "conjugate transpose") if a.is_complex() else ("symmetric", "transpose")
         raise SymmetryError(
-            f"{name} must be {kind}, but it differs from its {transpose} by up to "
-            f"{float(gap):.3g}, with a largest entry of {float(size):.3g}. Pass (A + A.mH)/2 to use the {kind} part."
+            f"{name} must be {kind}, but it differs from its {transpose} by up to {float(gap[bad][0]):.3g}, with a "
+            f"largest entry of {float(size[bad][0]):.3g}. Pass (A + A.mH)/2 to use the {kind} part."
         )
     return False
 

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from matbackprop import checks
 from matbackprop.checks import (
-    asymmetric,
     check_finite,
     check_floating,
     check_matrix,
     check_result,
-    check_symmetric,
     nan_where,
     out_of_range,
     wants_check,
@@ -437,13 +435,9 @@ def log_eig(
     """
     if not vectorize:
         return matrix_log(x, check=check, precision=precision)
-    check_matrix(x, "x", square=True, or_complex=True)
-    checked = wants_check(check, x)
-    if checked:
-        check_symmetric(x, "x")
-    inside = symmetrize(x.to(compute_dtype(precision, x.dtype)))  # rounded once, after √2
-    out = vectorize_symmetric(matrix_log(inside, check=check, precision=precision)).to(x.dtype)
-    return out if checked else nan_where(asymmetric(x), out)
+    ready = checks.prepare(x, "x", check, precision, sizes=None, symmetric=True)
+    logarithm = matrix_log(ready.x, check=check, precision=precision)
+    return ready.marked(vectorize_symmetric(logarithm).to(x.dtype))  # rounded once, after √2
 
 
 def check_eps(eps: float) -> None:
