@@ -26,7 +26,7 @@ from torch.nn import functional as nnf
 
 from matbackprop.nn import replace_pool
 from matbackprop.vision.data.coco_regions import RegionSource
-from matbackprop.vision.report.figures import comparison
+from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 from matbackprop.vision.training.config import RegionDataConfig
 from matbackprop.vision.training.regions import region_sets
 
@@ -167,11 +167,22 @@ def main(output: Path, *, generate: int = 96, seeds: int = 1) -> dict[str, dict[
                 error = train(model, regions, more, rate / 4, seed)
                 errors.setdefault(name, {}).setdefault(system, []).append(error)
                 print(f"  {system}: {error:.2f} % after {more} more, {time.perf_counter() - start:.0f} s", flush=True)
-    bars = {
-        f"{name}, {s}": (np.mean(e), min(e), max(e)) for name, systems in errors.items() for s, e in systems.items()
-    }
-    comparison(bars, output, xlabel="error (%)")
+    draw(errors, output)
     return errors
+
+
+@styled
+def draw(errors: dict[str, dict[str, list[float]]], output: Path) -> None:
+    """Draw the mean error of each network and system; lines span the seeds."""
+    bars = {f"{name}, {s}": e for name, systems in errors.items() for s, e in systems.items()}
+    fig, (ax,) = figure(width=8, height=0.36 * len(bars) + 1.3)
+    for y, values in enumerate(bars.values()):
+        ax.hlines(y, min(values), max(values), color=PALETTE[0], linewidth=2.4, alpha=0.45)
+        ax.plot(np.mean(values), y, "o", color=PALETTE[0])
+    ax.set_yticks(range(len(bars)), list(bars))
+    ax.invert_yaxis()
+    ax.set_xlabel("error (%)")
+    finish(fig, output)
 
 
 if __name__ == "__main__":

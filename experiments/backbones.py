@@ -16,7 +16,6 @@ from experiments import runs
 from experiments import table1 as regions
 from experiments.runs import Run, interval_text
 from experiments.table1 import Row, Table1
-from matbackprop.vision.report.figures import comparison
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
 
@@ -175,7 +174,7 @@ class Backbones(Table1):
         super().summarize()
         gains = {row.name: gain for row in self.chosen.values() if (gain := self.difference(row))}
         if gains:
-            comparison(
+            runs.comparison(
                 {name: (gain["difference"], gain["low"], gain["high"]) for name, gain in gains.items()},
                 self.config.out / "figures" / "differences.png",
                 xlabel="points against first order, 95 % interval",

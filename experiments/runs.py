@@ -20,13 +20,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.configuration import to_json
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.progress import log_on_screen
+from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 from matbackprop.vision.report.tables import Table, format_number
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.versions import versions
@@ -82,6 +85,46 @@ class Measured:
 
     def __str__(self) -> str:
         return format(self)
+
+
+@styled
+def comparison(
+    rows: Mapping[str, tuple[float, float, float]],
+    path: str | Path | None = None,
+    *,
+    reference: Mapping[str, float] | None = None,
+    xlabel: str = "",
+    title: str = "",
+) -> Figure:
+    """Draw named values with intervals, one per line, with the paper's values as open marks.
+
+    Args:
+        rows: name → (value, low, high).
+        path: file to write, or ``None``.
+        reference: name → the paper's value.
+        xlabel: the quantity.
+        title: title of the plot.
+
+    Example:
+        >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
+        >>> [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
+        ['AlexNet']
+    """
+    names = list(rows)
+    fig, (ax,) = figure(width=max(6.4, 3.8 + 0.072 * max(map(len, names), default=0)), height=0.36 * len(names) + 1.3)
+    where = np.arange(len(names))[::-1]
+    values, low, high = np.array([rows[name] for name in names], dtype=np.float64).reshape(-1, 3).T
+    ax.hlines(where, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.45)
+    ax.plot(values, where, "o", color=PALETTE[0], markersize=6.5, label="here")
+    if reference:
+        known = [(reference[name], y) for name, y in zip(names, where, strict=True) if name in reference]
+        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label="paper")
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    ax.set_yticks(where, names)
+    ax.grid(False, axis="y")
+    ax.margins(y=0.6 / max(len(names), 1))
+    ax.set(xlabel=xlabel, title=title)
+    return finish(fig, path)
 
 
 @dataclass

@@ -368,7 +368,7 @@ class Table1:
         errors = {row.name: [run["metrics"]["error"] for run in done] for row, done in lines.items()}
         paper = {row.name: row.paper for row in lines if row.paper is not None}
         bars = {name: (float(np.mean(e)), min(e), max(e)) for name, e in errors.items()}
-        figures.comparison(
+        runs.comparison(
             bars, folder / "errors.png", reference=paper, xlabel="error (%)", title="all regions; bars span the seeds"
         )
         curves: dict[str, dict[str, Any]] = {}

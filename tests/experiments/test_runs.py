@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Results
+from experiments.runs import ExperimentConfig, Results, comparison
 from matbackprop.errors import ConfigurationError, DataError
 
 
@@ -90,3 +91,12 @@ def test_overrides_and_rows_are_checked():
 def test_one_revision_needs_no_list():
     assert runs.revisions([{"code": {"git": "a" * 40}}] * 2) == "Runs come from revision aaaaaaa (2 runs)."
     assert "an unrecorded revision (1 run)" in runs.revisions([{"code": {"git": None}}])
+
+
+def test_comparison_draws_value_interval_and_reference():
+    fig = comparison({"a": (2.0, 1.0, 3.0), "b": (5.0, 4.0, 6.0)}, reference={"b": 7.0})
+    here, paper = fig.axes[0].lines
+    np.testing.assert_allclose(here.get_xydata(), [[2, 1], [5, 0]])
+    np.testing.assert_allclose(paper.get_xydata(), [[7, 0]])
+    segments = fig.axes[0].collections[0].get_segments()
+    np.testing.assert_allclose(segments[0][:, 0], [1, 3])

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from matbackprop.errors import ShapeError
 from matbackprop.vision.metrics import evaluate_segmentations, objects_and_parts, score_image
-from matbackprop.vision.metrics.objects_parts import objects_over_scales
+from matbackprop.vision.metrics.evaluation import over_scales
+from matbackprop.vision.metrics.objects_parts import best_f
 
 NINE, QUARTER, TENTH = Fraction(9, 10), Fraction(1, 4), Fraction(1, 10)
 
@@ -139,11 +140,11 @@ def test_the_numbering_of_labels_does_not_matter():
 
 def test_summaries_over_images():
     first, second = np.array([[1.0, 0.5], [0.2, 0.2]]), np.array([[0.4, 0.8], [1.0, 1.0]])
-    ods, ois = objects_over_scales([first, second])
+    ods, ois = over_scales([first, second], best_f)
     f = [2 * p * r / (p + r) for p, r in (np.mean([first, second], 0))]
     assert ods == pytest.approx(max(f)) and ois == pytest.approx((2 / 3 + 1) / 2)
-    assert np.isnan(objects_over_scales([first, second[:1]])[0])
-    assert objects_over_scales([np.zeros((1, 2))]) == (0.0, 0.0)
+    assert np.isnan(over_scales([first, second[:1]], best_f)[0])
+    assert over_scales([np.zeros((1, 2))], best_f) == (0.0, 0.0)
 
 
 def test_the_evaluation_includes_them_on_request():

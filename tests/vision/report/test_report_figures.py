@@ -74,15 +74,6 @@ def test_the_segmentation_grid_has_a_title_for_each_column(tmp_path):
         figures.segmentation_grid(columns, [[photo]])
 
 
-def test_comparison_draws_value_interval_and_reference():
-    fig = figures.comparison({"a": (2.0, 1.0, 3.0), "b": (5.0, 4.0, 6.0)}, reference={"b": 7.0})
-    here, paper = fig.axes[0].lines
-    np.testing.assert_allclose(here.get_xydata(), [[2, 1], [5, 0]])
-    np.testing.assert_allclose(paper.get_xydata(), [[7, 0]])
-    segments = fig.axes[0].collections[0].get_segments()
-    np.testing.assert_allclose(segments[0][:, 0], [1, 3])
-
-
 def test_inline_drawings_have_unique_ids_and_the_colors_of_the_page():
     fig = figures.lines({"a": ([1, 2], [1, 2])}, title="t")
     one, two = svg(fig, prefix="one"), svg(fig, prefix="two")

@@ -170,11 +170,10 @@ class Segments:
         """Open a window (or draw into the notebook) with the borders and the regions side by side."""
         import matplotlib.pyplot as plt
 
-        figure, axes = plt.subplots(1, 2, figsize=(12, 12 / 2 * self.size[0] / self.size[1]), layout="constrained")
-        for axis, picture in zip(axes, (self.outlined(k), self.painted(k)), strict=True):
-            axis.imshow(picture)
-            axis.set_axis_off()
-        figure.suptitle(f"{self.name}: {self.count(k)} regions")
+        plt.figure(figsize=(12, 6 * self.size[0] / self.size[1] + 0.5), layout="constrained")
+        plt.imshow(np.hstack([self.outlined(k), self.painted(k)]))
+        plt.axis("off")
+        plt.title(f"{self.name}: {self.count(k)} regions")
         plt.show()
 
     def _repr_png_(self) -> bytes:

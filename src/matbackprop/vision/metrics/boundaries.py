@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import DomainError, ShapeError
-from matbackprop.vision.metrics.regions import as_label_map, check_size
+from matbackprop.vision.metrics.regions import as_label_map, check_size, harmonic_mean
 
 TOLERANCE = 0.0075
 """Largest distance of matched boundary pixels as a fraction of the image diagonal."""
@@ -358,29 +358,16 @@ def _counts(
 
 
 def f_measure(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Recall, precision and F = 2PR/(P + R) from counts of ``boundary_counts``.
-
-    Args:
-        counts: ``(…, 4)``.
-
-    Returns:
-        Recall, precision and F ``(…)``, each 0 if there is nothing to count.
-    """
+    """Recall, precision and F = 2PR/(P + R) from counts ``(…, 4)`` of :func:`boundary_counts`; 0 without pixels."""
     recall = counts[..., 0] / np.maximum(counts[..., 1], 1)
     precision = counts[..., 2] / np.maximum(counts[..., 3], 1)
-    return recall, precision, 2 * precision * recall / np.maximum(precision + recall, np.finfo(np.float64).tiny)
+    return recall, precision, harmonic_mean(precision, recall)
 
 
 def boundary_f_measure(segmentation: Any, ground_truth: Sequence[Any], tolerance: float = TOLERANCE) -> float:
     """F-measure of the boundaries of one segmentation against the human maps of an image.
 
-    Args:
-        segmentation: labels ``(h, w)``.
-        ground_truth: human label maps ``(h, w)``.
-        tolerance: the largest distance as a fraction of the image diagonal.
-
-    Returns:
-        A number in [0, 1]; 0 if the segmentation or all human maps have no boundary.
+    The arguments are those of :func:`boundary_counts`. F is 0 if the segmentation or all human maps have no boundary.
 
     Example:
         >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20

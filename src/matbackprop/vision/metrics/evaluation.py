@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from matbackprop.errors import DataError
 from matbackprop.vision.metrics.boundaries import TOLERANCE, boundary_counts, f_measure
-from matbackprop.vision.metrics.objects_parts import objects_over_scales, score_objects
-from matbackprop.vision.metrics.regions import HumanMaps, RegionScores, score_regions
+from matbackprop.vision.metrics.objects_parts import best_f, score_objects
+from matbackprop.vision.metrics.regions import HumanMaps, RegionScores, harmonic_mean, score_regions
 from matbackprop.vision.workers import parallel_map
 
 Maps = Sequence[Any] | Callable[[], Sequence[Any]]
@@ -57,7 +57,7 @@ class ImageScores(RegionScores):
         if self.boundary is not None:
             row["boundary_f"] = float(f_measure(self.boundary)[2].max())
         if self.objects is not None:
-            row["objects_f"] = objects_over_scales([self.objects])[1]
+            row["objects_f"] = best_f(self.objects)
         return row
 
 
@@ -237,7 +237,7 @@ MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str
     "pri": (lambda score: score.rand_index.mean(1), lambda rows: _named("pri", over_scales(rows))),
     "vi": (lambda score: score.variation_of_information.mean(1), lambda rows: _named("vi", over_scales(rows, np.min))),
     "boundary": (lambda score: score.boundary, boundary_scores),
-    "objects": (lambda score: score.objects, lambda rows: _named("objects", objects_over_scales(rows))),
+    "objects": (lambda score: score.objects, lambda rows: _named("objects", over_scales(rows, best_f))),
 }
 """Measure → its row for an image, and the scores of a data set from the rows of its images."""
 
@@ -262,13 +262,8 @@ def _same_number(values: Sequence[NDArray[Any]] | NDArray[Any]) -> bool:
 def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
     """Area under the curve of boundary precision over recall, as the benchmark measures it.
 
-    Precision is interpolated linearly at recalls 0, .01, … 1, and is 0 outside the recalls of the segmentations.
-
-    Args:
-        counts: of each image, ``(t, 4)`` as of ``boundary_counts``.
-
-    Returns:
-        The area; 0 if all recalls are equal, NaN if images have different numbers of segmentations.
+    Precision is interpolated linearly at recalls 0, .01, … 1, and is 0 outside the recalls of the segmentations. The
+    area is NaN if images have different numbers of segmentations.
     """
     if not _same_number(counts):
         return float("nan")
@@ -299,9 +294,9 @@ def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> d
     points = np.stack([np.arange(1.0, len(f) + 1), recall, precision])
     between = (points[:, None, :-1] * (1 - step) + points[:, None, 1:] * step).reshape(3, -1)
     level, r, p = np.concatenate([between, points], axis=1)
-    best_f = 2 * r * p / np.maximum(r + p, np.finfo(np.float64).tiny)
-    i = int(best_f.argmax())
-    ods = {"level": float(level[i]), "recall": float(r[i]), "precision": float(p[i]), "f": float(best_f[i])}
+    largest = harmonic_mean(r, p)
+    i = int(largest.argmax())
+    ods = {"level": float(level[i]), "recall": float(r[i]), "precision": float(p[i]), "f": float(largest[i])}
     return {"recall": recall.tolist(), "precision": precision.tolist(), "f": f.tolist(), "ods": ods}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.vision.metrics.regions import HumanMaps, Overlaps
+from matbackprop.vision.metrics.regions import HumanMaps, Overlaps, harmonic_mean
 
 OBJECT = 0.9
 """Relative overlap from which two regions are the same object, or one is inside the other."""
@@ -97,25 +97,6 @@ def _precision_and_recall(overlaps: Overlaps, people: HumanMaps) -> tuple[float,
     return float(precision), float(recalled / total)
 
 
-def objects_over_scales(values: Sequence[NDArray[np.float64]]) -> tuple[float, float]:
-    """ODS and OIS of the F-measure of objects and parts.
-
-    Args:
-        values: precision and recall of each image's segmentations, ``(t, 2)``.
-
-    Returns:
-        The largest F of mean precision and mean recall at one segmentation number (NaN if images have different
-        numbers), and the mean over images of the largest F.
-
-    Example:
-        >>> objects_over_scales([np.array([[1.0, 0.5], [0.0, 0.0]]), np.array([[0.5, 1.0], [1.0, 1.0]])])
-        (0.75, 0.8333333333333333)
-    """
-    common = len({len(one) for one in values}) == 1
-    ods = float(_f(np.mean(values, 0)).max()) if common else float("nan")
-    return ods, float(np.mean([_f(one).max() for one in values]))
-
-
-def _f(pairs: NDArray[np.float64]) -> NDArray[np.float64]:
-    precision, recall = pairs[:, 0], pairs[:, 1]
-    return 2 * precision * recall / np.maximum(precision + recall, np.finfo(np.float64).tiny)
+def best_f(pairs: NDArray[np.float64]) -> float:
+    """The largest F-measure of precision and recall ``(t, 2)``."""
+    return float(harmonic_mean(pairs[:, 0], pairs[:, 1]).max())

@@ -258,6 +258,11 @@ def _count(
     return present, np.bincount(inverse, weights).astype(np.int64)
 
 
+def harmonic_mean(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """2ab/(a + b), and 0 if both are 0."""
+    return 2 * a * b / np.maximum(a + b, np.finfo(np.float64).tiny)
+
+
 def _xlog2x(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     return counts.astype(np.float64) * np.log2(counts)
 

@@ -1,4 +1,1 @@
-"""Reports: figures (matplotlib), tables (console, Markdown, HTML) and one self-contained page for each run.
-
-The modules are independent of training: they read plain arrays, dictionaries and the files of a run folder.
-"""
+"""Figures, tables and pages of runs, from plain arrays, dictionaries and the files of a run folder."""

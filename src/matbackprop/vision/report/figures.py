@@ -1,4 +1,4 @@
-"""Figures of a run: curves, spectra, a confusion matrix, comparisons with intervals, and grids of pictures.
+"""Figures of a run: curves, a confusion matrix, and grids of pictures.
 
 Every function takes plain arrays, writes the file if ``path`` is given and returns the matplotlib figure. It raises
 ShapeError if there is nothing to draw or lengths differ.
@@ -44,33 +44,25 @@ _RC: Any = {
     "axes.titlesize": 10.5,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.titlepad": 8,
-    "axes.titlecolor": INK,
     "axes.labelcolor": MUTED,
     "axes.labelsize": 9,
     "axes.edgecolor": GRID,
     "axes.facecolor": "none",
-    "axes.linewidth": 0.9,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.axisbelow": True,
     "axes.prop_cycle": cycler(color=PALETTE),
     "grid.color": GRID,
-    "grid.linewidth": 0.8,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "xtick.labelsize": 8.5,
     "ytick.labelsize": 8.5,
     "xtick.major.size": 0,
     "ytick.major.size": 0,
-    "xtick.minor.size": 0,
-    "ytick.minor.size": 0,
     "text.color": INK,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
     "lines.markersize": 4.5,
     "svg.fonttype": "path",
     "svg.hashsalt": "matbackprop",
@@ -292,46 +284,6 @@ def confusion_matrix(
     bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.set_label("fraction of the true class")
-    return finish(fig, path)
-
-
-@styled
-def comparison(
-    rows: Mapping[str, tuple[float, float, float]],
-    path: str | Path | None = None,
-    *,
-    reference: Mapping[str, float] | None = None,
-    xlabel: str = "",
-    title: str = "",
-) -> Figure:
-    """Draw named values with intervals, one per line, with the paper's values as open marks.
-
-    Args:
-        rows: name → (value, low, high).
-        path: file to write, or ``None``.
-        reference: name → the paper's value.
-        xlabel: the quantity.
-        title: title of the plot.
-
-    Example:
-        >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
-        >>> [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
-        ['AlexNet']
-    """
-    names = list(rows)
-    fig, (ax,) = figure(width=max(6.4, 3.8 + 0.072 * max(map(len, names), default=0)), height=0.36 * len(names) + 1.3)
-    where = np.arange(len(names))[::-1]
-    values, low, high = np.array([rows[name] for name in names], dtype=np.float64).reshape(-1, 3).T
-    ax.hlines(where, low, high, color=PALETTE[0], linewidth=2.4, alpha=0.45)
-    ax.plot(values, where, "o", color=PALETTE[0], markersize=6.5, label="here")
-    if reference:
-        known = [(reference[name], y) for name, y in zip(names, where, strict=True) if name in reference]
-        ax.plot(*np.array(known).T, "D", color=PALETTE[1], markerfacecolor="none", label="paper")
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
-    ax.set_yticks(where, names)
-    ax.grid(False, axis="y")
-    ax.margins(y=0.6 / max(len(names), 1))
-    ax.set(xlabel=xlabel, title=title)
     return finish(fig, path)
 
 

@@ -40,7 +40,6 @@ GLOSSARY = {
 """Meaning of the names in ``metrics.jsonl`` and ``summary.json``, by their last part."""
 
 _HEADLINES = 6
-_PICTURES = {".png": "image/png", ".jpg": "image/jpeg", ".jpeg": "image/jpeg", ".svg": "image/svg+xml"}
 _TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
@@ -88,21 +87,15 @@ class Page:
         ]
         self._parts.append(f'<div class="card panels">{"".join(drawings)}</div>')
 
-    def picture(self, path: str | Path, caption: str = "") -> None:
-        """Embed a PNG, JPEG or SVG file."""
-        path = Path(path)
-        if path.suffix.lower() not in _PICTURES or not path.is_file():
-            raise DataError(f"{path} cannot be embedded. Pass an existing PNG, JPEG or SVG file.")
+    def picture(self, path: Path, caption: str) -> None:
+        """Embed a PNG file at its size in inches."""
         data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
-        alt = html.escape(caption or path.stem, quote=True)
-        kind, width = _PICTURES[path.suffix.lower()], ""
-        if path.suffix.lower() != ".svg":  # shown at its size in inches, if the file has one
-            with open_picture(path) as picture:
-                dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
-                width = f' width="{round(picture.width * 96 / dpi)}"'
-        image = f'<img alt="{alt}"{width} src="data:{kind};base64,{data}">'
-        below = f"<figcaption>{html.escape(caption)}</figcaption>" if caption else ""
-        self._parts.append(f'<figure class="card">{image}{below}</figure>')
+        with open_picture(path) as picture:
+            dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
+            width = round(picture.width * 96 / dpi)
+        text = html.escape(caption)
+        image = f'<img alt="{text}" width="{width}" src="data:image/png;base64,{data}">'
+        self._parts.append(f'<figure class="card">{image}<figcaption>{text}</figcaption></figure>')
 
     def folded(self, heading: str, text: str) -> None:
         """Add preformatted text, collapsed by default."""
@@ -110,15 +103,10 @@ class Page:
             f"<details><summary>{html.escape(heading)}</summary><pre>{html.escape(text)}</pre></details>"
         )
 
-    def html(self) -> str:
-        """Return the page."""
-        return _TEMPLATE.substitute(title=html.escape(self.title), body="\n".join(self._parts))
-
-    def write(self, path: str | Path) -> Path:
+    def write(self, path: Path) -> Path:
         """Write the page and return its path."""
-        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, self.html())
+        atomic_write(path, _TEMPLATE.substitute(title=html.escape(self.title), body="\n".join(self._parts)))
         return path
 
 
@@ -198,7 +186,7 @@ def write_report(run_folder: RunFolder) -> Path:
     if curve_panels(metrics):
         page.section("Curves")
         page.curves(metrics)
-    pictures = sorted(p for p in run_folder.figures.glob("*") if p.suffix.lower() in _PICTURES and p.stem != "curves")
+    pictures = sorted(path for path in run_folder.figures.glob("*.png") if path.stem != "curves")
     if pictures:
         page.section("Figures")
     for picture in pictures:

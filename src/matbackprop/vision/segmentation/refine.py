@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.errors import ShapeError, needs
+from matbackprop.errors import ShapeError
 
 _STRIP = 96  # rows of the small map that are refined together, so that memory stays flat
 _MARGIN = 4  # rows on both sides that are computed with them
@@ -46,7 +46,9 @@ def refine_labels(labels: ArrayLike, image: ArrayLike, contours: ArrayLike | Non
     ridge = np.zeros(small.shape, np.float32) if contours is None else np.asarray(contours, dtype=np.float32)
     if ridge.shape != small.shape:
         raise ShapeError(f"contours {ridge.shape} must have the shape of the labels, {small.shape}.")
-    band = _near_borders(small)
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    band = maximum_filter(small, 3, mode="nearest") != minimum_filter(small, 3, mode="nearest")  # along borders
     inside = np.zeros(int(small.max()) + 1, bool)
     inside[small[~band]] = True
     seeds = ~band | ~inside[small]
@@ -62,13 +64,6 @@ def refine_labels(labels: ArrayLike, image: ArrayLike, contours: ArrayLike | Non
         strip = _refine_strip(small[part], seeds[part], ridge[part], photo[top:bottom])
         out[start:stop] = strip[start - top : stop - top]
     return out
-
-
-def _near_borders(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Cells with another label among their eight neighbors."""
-    with needs("refining borders needs SciPy", "'matbackprop[train]'"):
-        from scipy.ndimage import maximum_filter, minimum_filter
-    return maximum_filter(labels, 3, mode="nearest") != minimum_filter(labels, 3, mode="nearest")
 
 
 def _refine_strip(
