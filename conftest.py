@@ -1,7 +1,7 @@
 """Options and fixtures that all tests share.
 
-Tests are isolated: they connect to no other machine, see ``MATBACKPROP_DATA`` only if they are marked ``data``, and
-write caches to a temporary folder. This also holds for the processes that they start.
+Tests are isolated, including the processes that they start: they cannot connect to other machines, ``MATBACKPROP_DATA``
+is unset unless they are marked ``data``, and caches are written to a temporary folder.
 """
 
 import os
