@@ -92,15 +92,19 @@ def keep_signature(function: Any) -> None:
     function.__signature__ = inspect.signature(function)
 
 
-def apply_directly(function: type[Function], *arguments: Any) -> Any:
-    """``function.apply`` without the inspection of its signature, which costs more than a small layer.
+def apply_eagerly(function: type[Function], with_tangent: type[Function], *arguments: Any) -> Any:
+    """``Function.apply``, of the variant with forward mode if that is active.
 
-    Inspection fills in default arguments, which no Function here has. Not for use inside a transformation.
+    Outside of transformations the signature is not inspected, which costs more than a small layer. Inspection fills in
+    default arguments, which no Function here has.
     """
     if torch.compiler.is_compiling():  # this frame alone, after a graph break: run it eagerly
         raise NotImplementedError("torch.compile cannot trace this call.")
+    kind = with_tangent if forward_ad._current_level >= 0 else function
+    if torch._C._are_functorch_transforms_active():
+        return kind.apply(*arguments)
     # Like Function.apply, unwrap tensors that torch.func.vjp has left behind.
-    return super(Function, function).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
+    return super(Function, kind).apply(*unwrap_dead_wrappers(arguments))  # type: ignore[misc]
 
 
 def current_device() -> int:

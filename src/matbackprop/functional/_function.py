@@ -21,14 +21,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from matbackprop._torch import (
-    apply_directly,
+    apply_eagerly,
     differentiated_again,
-    forward_mode_active,
     jvp_nesting,
     keep_signature,
     outside_old_graphs,
     transformed_in_graph,
-    transforms_active,
 )
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
@@ -153,8 +151,7 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
         if transformed_in_graph():  # torch.compile loses tangents and second derivatives of Functions there
             return torch.compiler.disable(apply)(operation, *inputs)  # a graph break
         return operation.apply(*inputs)
-    kind = operation._with_tangent if forward_mode_active() else operation
-    return kind.apply(*inputs) if transforms_active() else apply_directly(kind, *inputs)
+    return apply_eagerly(operation, operation._with_tangent, *inputs)
 
 
 class _Factors(NamedTuple):
