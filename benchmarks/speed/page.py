@@ -21,6 +21,9 @@ TITLES = {
     "training-step": "A training step",
 }
 
+_DIFFERENT = ("ncuts", "training-step")
+"""Suites whose methods compute different results."""
+
 INTRODUCTION = """# Benchmarks
 
 Every number on this page was measured by
@@ -91,42 +94,17 @@ def _score(record: Record) -> float:
     return float("inf") if value is None or value != value else float(value)
 
 
-def _tables(records: Sequence[Record]) -> list[str]:
-    """One table per function, so that no column is empty."""
-    functions = dict.fromkeys(r.parameters.get("function") for r in records)
-    return [line for f in functions for line in _table([r for r in records if r.parameters.get("function") == f])]
-
-
 def _table(records: Sequence[Record]) -> list[str]:
-    """One row per case, one column per method."""
+    """One row per case, one column per method; the best is bold if the methods compute the same."""
     methods = _methods(records)
     rows = ["| | " + " | ".join(methods) + " |", "|---|" + "---|" * len(methods)]
     for case in dict.fromkeys(r.case for r in records):
         row = {r.method: r for r in records if r.case == case}
-        scores = {m: _score(r) for m, r in row.items() if r.status == "ok"}
+        scores = {m: _score(r) for m, r in row.items() if r.status == "ok" and r.suite not in _DIFFERENT}
         best = min(scores, key=lambda m: scores[m]) if len(scores) > 1 else None
         rows.append(f"| {case} | " + " | ".join(_cell(row.get(m), m == best) for m in methods) + " |")
     notes = dict.fromkeys(f"{r.method}: {r.note}" for r in records if r.note)
     return [*rows, "", *(f"- {note}" for note in notes), ""] if notes else [*rows, ""]
-
-
-def _column_table(records: Sequence[Record]) -> list[str]:
-    """One row per method, for suites whose methods are many and cases few."""
-    text: list[str] = []
-    for case in dict.fromkeys(r.case for r in records):
-        rows = [r for r in records if r.case == case]
-        done = [r for r in rows if r.status == "ok"]
-        rivals = any(r.suite == "segmentation" for r in rows)  # in other suites the methods compute different things
-        best = min(done, key=_score) if rivals and len(done) > 1 else None
-        text += [f"**{case}**", "", "| | ms | peak memory |", "|---|---|---|"]
-        for r in rows:
-            if r.status == "ok":
-                time = f"**{_time_with_spread(r)}**" if r is best else _time_with_spread(r)
-                text.append(f"| {r.method}{f' ({r.note})' if r.note else ''} | {time} | {_memory(r)} |")
-            else:
-                text.append(f"| {r.method} | {r.status} | {r.note} |")
-        text.append("")
-    return text
 
 
 def _plot_sizes(results: Results, folder: Path) -> list[str]:
@@ -182,7 +160,8 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
         if not records:
             continue
         text += [f"### {title}", ""]
-        text += _column_table(records) if suite in ("segmentation", "training-step", "ncuts") else _tables(records)
+        for function in dict.fromkeys(r.parameters.get("function") for r in records):  # so that no column is empty
+            text += _table([r for r in records if r.parameters.get("function") == function])
         plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
         text += [f"![{title}]({link}/{name})" for name in plots]
         text.append("")

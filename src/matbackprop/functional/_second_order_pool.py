@@ -139,8 +139,12 @@ class Thin(NamedTuple):
         return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
 
     def _right_vectors(self) -> Tensor:
-        """Orthonormal rows of Y, each orthogonalized against larger ones, whose rounding errors may have its size."""
-        return torch.linalg.qr(self.y.mH.flip(-1)).Q.flip(-1).mH  # s is ascending
+        """Orthonormal rows of Y, each orthogonalized against larger ones, whose rounding errors may have its size.
+
+        Rows are zero if s is zero.
+        """
+        v = torch.linalg.qr(self.y.mH.flip(-1)).Q.flip(-1).mH  # s is ascending
+        return v * (self.s > 0).unsqueeze(-1)
 
     def spectrum(self) -> Spectrum:
         """The spectrum of A."""
