@@ -312,6 +312,18 @@ def test_cuts_on_cuda_match_the_cpu(objective, annotators, weighted):
     assert (actual.cpu().double() - exact).norm() < 1.5e-7 * exact.norm()
 
 
+@pytest.mark.parametrize("objective", [mb.normalized_cut_j1, mb.normalized_cut_j2])
+def test_cuts_of_wide_spectra_are_refined_on_cuda(objective):
+    """At a singular ratio of 1e-6 a Gram matrix determines gradients to 1e-4 only."""
+    f = 1 + 1e-6 * torch.rand(2, 30, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    labels = torch.arange(30).remainder(3).expand(2, 30)
+    gradients = []
+    for device in ("cpu", "cuda"):
+        x = f.to(device).requires_grad_()
+        gradients += torch.autograd.grad(objective(x, labels.to(device), num_labels=3).sum(), x)
+    assert (gradients[1].cpu() - gradients[0]).norm() < 1e-8 * gradients[0].norm()
+
+
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j1, mb.normalized_cut_j2, mb.normalized_cut_soft])
 def test_cuts_on_cuda_differentiated_twice(objective):
     f = torch.rand(2, 10, 3, device="cuda", dtype=torch.float64, requires_grad=True)

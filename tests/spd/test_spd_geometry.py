@@ -200,7 +200,7 @@ def test_bad_input():
         spd.mean(EYE)
     with pytest.raises(ShapeError, match="one per matrix"):
         spd.mean(A, torch.ones(3))
-    with pytest.raises(DomainError, match="all be zero"):
+    with pytest.raises(DomainError, match="weights of a mean are zero"):
         spd.mean(A, torch.zeros(2))
     with pytest.raises(DomainError, match="negative"):
         spd.mean(A, torch.tensor([2.0, -1.0]))

@@ -31,7 +31,7 @@ from matbackprop.spd._metrics import Metric, geometry, of_matrix
 _WIDE = "The units of the two matrices differ by too many decades, or"
 
 
-class Prepared(NamedTuple):
+class DefiniteMatrices(NamedTuple):
     """Checked arguments.
 
     Args:
@@ -56,13 +56,13 @@ class Prepared(NamedTuple):
         return out.to(self.dtype)
 
 
-def prepare(
+def prepare_definite(
     matrices: dict[str, Tensor],
     check: bool | None,
     precision: torch.dtype | None,
     symmetric: Sequence[str] = (),
     semidefinite: bool = False,
-) -> Prepared:
+) -> DefiniteMatrices:
     """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite."""
     given = tuple(matrices.values())
     for name, a in matrices.items():
@@ -100,7 +100,7 @@ def prepare(
         converted.append(x.expand(*batch, *x.shape[-2:]))
     dtype = torch.promote_types(given[0].dtype, torch.complex64) if has_complex else given[0].dtype
     every = functools.reduce(torch.logical_and, definite)
-    return Prepared(converted, every, functools.reduce(torch.mul, marks), check_values, dtype)
+    return DefiniteMatrices(converted, every, functools.reduce(torch.mul, marks), check_values, dtype)
 
 
 def _exceed(x: Tensor, tolerance: float) -> Tensor:
@@ -174,7 +174,7 @@ def distance(
     """
     form = geometry(metric)
     bures = metric == "bures_wasserstein"
-    given = prepare({"a": a, "b": b}, check, precision, semidefinite=bures)
+    given = prepare_definite({"a": a, "b": b}, check, precision, semidefinite=bures)
     x, y = given.matrices
     with autocast_off(a.device.type):
         if bures and not (given.check_values and bool(given.definite.all())):
@@ -233,7 +233,7 @@ def geodesic(
         tensor([2., 2.])
     """
     form = geometry(metric)
-    given = prepare({"a": a, "b": b}, check, precision)
+    given = prepare_definite({"a": a, "b": b}, check, precision)
     x, y = given.matrices
     if isinstance(t, Tensor):
         check_floating(t, "t")
@@ -283,7 +283,7 @@ def exp_map(
         tensor([1., 1.])
     """
     form = geometry(metric)
-    given = prepare({"p": p, "v": v}, check, precision, symmetric=["v"])
+    given = prepare_definite({"p": p, "v": v}, check, precision, symmetric=["v"])
     with autocast_off(p.device.type):
         out = form.exp_map(*given.matrices)
         return given.result(out, "A geodesic leaves the positive definite matrices before time 1, or", "Scale v down.")
@@ -323,7 +323,7 @@ def log_map(
         tensor([1., 1.])
     """
     form = geometry(metric)
-    given = prepare({"p": p, "q": q}, check, precision)
+    given = prepare_definite({"p": p, "q": q}, check, precision)
     with autocast_off(p.device.type):
         return given.result(form.log_map(*given.matrices), f"{_WIDE} the velocity", "Use similar units, or scale them.")
 
@@ -491,7 +491,7 @@ def batch_norm(
     """
     check_eps(eps)
     matrices = {"x": x, "mean": mean} | ({} if bias is None else {"bias": bias})
-    given = prepare(matrices, check, precision)
+    given = prepare_definite(matrices, check, precision)
     y, *rest = given.matrices
     inside = real_dtype(y.dtype)
     with autocast_off(x.device.type):

@@ -19,7 +19,7 @@ from matbackprop.functional._generalized_eigh import Reduced, congruent, definit
 from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
-from matbackprop.spd._functions import prepare
+from matbackprop.spd._functions import prepare_definite
 from matbackprop.spd._metrics import Metric, descending, geometry, of_matrix
 
 
@@ -226,7 +226,7 @@ def mean(
     """
     geometry(metric)
     check_iterations(tolerance, max_iterations)
-    given = prepare({"a": a}, check, precision)
+    given = prepare_definite({"a": a}, check, precision)
     (x,) = given.matrices
     if a.ndim < 3 or a.shape[-3] == 0:
         raise ShapeError(f"a must be (*batch, m, n, n) with m ≥ 1, got shape {tuple(a.shape)}. Stack the matrices.")
