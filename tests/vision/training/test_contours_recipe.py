@@ -54,6 +54,13 @@ def test_crops_have_one_size_and_keep_lines_on_their_borders(seed):
     assert bool((near | ~edge)[3:-3, 3:-3].all())
 
 
+@pytest.mark.parametrize("size", [(40, 90), (90, 40), (63, 64), (8, 8)])
+def test_images_smaller_than_a_crop_are_enlarged(size):
+    crop = augment(line_image(*size), ContourDataConfig(crop=64), generator_for(0))
+    assert crop["image"].shape == (3, 64, 64) and crop["target"].shape == (64, 64)
+    assert crop["target"].max() == 1
+
+
 def test_crops_depend_on_the_generator_alone():
     one, two = (augment(line_image(), ContourDataConfig(crop=64), generator_for(3, 1)) for _ in range(2))
     assert torch.equal(one["image"], two["image"]) and torch.equal(one["target"], two["target"])

@@ -473,7 +473,7 @@ CONTOURS_PRESETS = {
     ),
     "fine-tune": ContoursConfig(
         engine=dataclasses.replace(_CONTOURS_ENGINE, max_epochs=20, precision="32"),
-        data=ContourDataConfig(batch_size=4, crop=96),  # a crop must not be larger than an image
+        data=ContourDataConfig(batch_size=4),
     ),
     "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),
     "efficientnet-lite2": _contours_on(

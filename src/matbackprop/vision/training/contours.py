@@ -67,20 +67,21 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
 
     h, w = int(image.shape[-2]), int(image.shape[-1])
     low, high = config.scale
-    scale = max(low + (high - low) * draw[3], min(1.0, config.crop / min(h, w)))
-    crop = [min(config.crop, round(side * scale)) for side in (h, w)]
+    # Images smaller than a crop are enlarged.
+    scale = max(low + (high - low) * draw[3], config.crop / min(h, w))
     # Cut first, then resize: the same crop at a fraction of the cost.
-    need = [min(side, round(length / scale)) for side, length in zip((h, w), crop, strict=True)]
+    need = [min(side, round(config.crop / scale)) for side in (h, w)]
     top, left = (int(r * (side - n + 1)) for r, side, n in zip(draw[4:6], (h, w), need, strict=True))
     image = image[..., top : top + need[0], left : left + need[1]].float() / 255
     target = target[..., top : top + need[0], left : left + need[1]].float() / 255
-    if [*image.shape[-2:]] != crop:
-        image = nnf.interpolate(image[None], size=crop, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
+    size = [config.crop, config.crop]
+    if [*image.shape[-2:]] != size:
+        image = nnf.interpolate(image[None], size=size, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
         # A line stays a line in both directions.
         target = (
-            nnf.adaptive_max_pool2d(target, crop)
+            nnf.adaptive_max_pool2d(target, size)
             if scale < 1
-            else nnf.interpolate(target[None], size=crop, mode="nearest")[0]
+            else nnf.interpolate(target[None], size=size, mode="nearest")[0]
         )
     if config.jitter:
         gain = 1 + config.jitter * torch.randn(3, 1, 1, generator=generator)
