@@ -38,11 +38,13 @@ def test_suite_of_errors_end_to_end():
     assert len(ours) > 4 and max(ours) < 2e-7
 
 
-def test_newton_schulz_converges_to_the_root():
+def test_newton_iterations_converge_to_the_roots():
     x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = x @ x.mT
     root = peers.isqrt(a, steps=20)
     torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
+    root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
+    torch.testing.assert_close(root, inverse_root(a, 4, eps=1e-3, relative=True), rtol=1e-8, atol=1e-8)
 
 
 def test_mpn_cov_gradient_equals_that_of_the_newton_schulz_steps():
@@ -66,13 +68,6 @@ def test_series_of_the_square_root_approximate_it_and_its_gradient(root, digits)
     torch.testing.assert_close(
         *(torch.autograd.grad(value, a, g)[0] for value in values), rtol=10 * digits, atol=10 * digits
     )
-
-
-def test_coupled_newton_converges_to_the_inverse_root():
-    x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    a = x @ x.mT
-    root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
-    torch.testing.assert_close(root, inverse_root(a, 4, eps=1e-3, relative=True), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["log", "sqrt"])

@@ -12,7 +12,7 @@ from matbackprop.cli.segment import Config, main
 from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, WeightsError
 from matbackprop.vision.data.label_files import read_label_maps
 from matbackprop.vision.data.pictures import read_frames
-from matbackprop.vision.inference import load_classifier, load_segmenter, segment, segment_frames
+from matbackprop.vision.inference import load_segmenter, segment, segment_frames
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
 
@@ -43,17 +43,12 @@ def test_without_a_model(picture, tmp_path, capsys):
     assert len(np.unique(colors.reshape(-1, 3), axis=0)) == 2 and colors.max() > 100
 
 
-def test_scales_need_a_contour_network(picture, tmp_path):
-    with pytest.raises(ConfigurationError, match="Only a contour network averages scales"):
-        main(Config((picture,), out=tmp_path / "out", model="none", scales=(1.0,)))
-
-
 def test_with_a_saved_model(picture, tmp_path):
     torch.manual_seed(0)
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"))
     document = main(config)
-    assert document["exit_code"] == 0
+    assert document["exit_code"] == 0 and document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
     assert document["network"] and [e["labels"].rsplit("/")[-1] for e in document["images"]] == [
         "photo.png",
         "photo-2.png",
@@ -97,6 +92,11 @@ def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, caps
         main(Config((tmp_path / "*.gif",)))
     with pytest.raises(ConfigurationError, match="--k must be at least 1, got 0"):
         main(Config((picture,), out=tmp_path / "out", k=0))
+    with pytest.raises(ConfigurationError, match="Only a contour network averages scales"):
+        main(Config((picture,), out=tmp_path / "out", model="none", scales=(1.0,)))
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigurationError, match="CUDA is not available"):
+            main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
     with pytest.raises(WeightsError):
         load_segmenter(str(tmp_path / "nothing"))
     assert capsys.readouterr().out == "" and not (tmp_path / "out").exists()
@@ -141,17 +141,6 @@ def test_threshold_determines_the_regions(tmp_path):
         main(Config((path,), threshold=0.5, k=3))
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_missing_device_is_an_error_also_without_a_model(picture, tmp_path):
-    with pytest.raises(ConfigurationError, match="CUDA is not available"):
-        main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
-
-
-def test_several_pictures_end_with_a_summary(picture, tmp_path):
-    document = main(Config((picture, picture), out=tmp_path / "out", model="none"))
-    assert document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
-
-
 def test_sixteen_bits_are_rescaled_with_a_note(tmp_path, capsys):
     gray = np.zeros((50, 70), np.uint16)
     gray[:, 35:] = 900
@@ -181,12 +170,6 @@ def test_written_files_can_be_scored(picture, tmp_path, capsys):
     capsys.readouterr()
     document = evaluate.main(evaluate.Config(segmentations=tmp_path / "out", ground_truth=tmp_path / "truth"))
     assert document["segmentations"] == 2 and document["scores"]["covering_ods"] > 0.95
-
-
-def test_run_of_a_segmenter_does_not_classify(tmp_path):
-    (tmp_path / "config.json").write_text('{"model": {"variant": "paper"}}')
-    with pytest.raises(WeightsError, match="does not describe a saved model"):
-        load_classifier(tmp_path)
 
 
 # --------------------------------------------------------------------------------------------------------------- frames

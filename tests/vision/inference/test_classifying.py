@@ -96,9 +96,16 @@ def test_regions_that_cannot_be_classified_are_reported(model):
         classify_regions(model, image.astype(np.float32))
 
 
-def test_a_folder_with_another_model_is_rejected(tmp_path):
-    (tmp_path / "config.json").write_text('{"class": "DeepNCuts", "arguments": {}}')
-    with pytest.raises(WeightsError, match="does not classify regions"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"class": "DeepNCuts", "arguments": {}}', "does not classify regions"),
+        ('{"model": {"variant": "paper"}}', "does not describe a saved model"),
+    ],
+)
+def test_a_folder_with_another_model_is_rejected(tmp_path, text, message):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(WeightsError, match=message):
         load_classifier(tmp_path)
 
 

@@ -85,8 +85,6 @@ def test_bad_input_is_reported():
         segment_features(torch.rand(12, 3), [2])
     with pytest.raises(ShapeError, match="at least one cell"):
         segment_features(torch.rand(0, 4, 3), [2])
-    with pytest.raises(NonFiniteError):
-        segment_features(torch.full((2, 2, 2), torch.nan), [2])
     with pytest.raises(ConfigurationError, match="space"):
         segment_features(torch.rand(3, 3, 3), [2], space="soft")
 

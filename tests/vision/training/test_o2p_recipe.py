@@ -125,6 +125,7 @@ def test_resident_regions_train_the_same_network(config, monkeypatch):
 
 def test_the_tuning_split_takes_training_images_only(config):
     _, data = build(merge(config, {"data.split": "tuning"}))
+    assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())  # the model is not kept alive
     regions = data.train_regions
     assert data.validation_regions is regions
     fit_images, tune_images = (set(regions.image_ids[data.positions[part]]) for part in ("train", "validation"))
@@ -208,8 +209,3 @@ def test_presets_build_on_any_data(config, preset):
 
 def test_default_sizes_are_those_of_the_cropped_regions():
     assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)
-
-
-def test_the_data_do_not_reference_the_model(config):
-    _, data = build(config)
-    assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())
