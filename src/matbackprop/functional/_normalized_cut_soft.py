@@ -52,18 +52,18 @@ def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
     return y - y.detach() * (sizes <= noise_floor(x.shape, x.dtype) ** 2 * sizes.amax(-1, keepdim=True))
 
 
-def _wide_objective(rows: LabeledRows, ridge: float) -> Tensor:
+def _tall_objective(rows: LabeledRows, ridge: float) -> Tensor:
     """½tr(Π_λ²) − tr(Π_λ Π_E) + ½ regions ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
     ridge = ridge / rows.f.shape[-1]
     sums = row_sums(rows)
-    value, inverse = _wide_value(sums, ridge)
+    value, inverse = _tall_value(sums, ridge)
     if _spreads(sums.gram, inverse):
         axes = batched_eigh(sums.gram.detach())[1]
-        value, _ = _wide_value(row_sums(rows._replace(f=_along_axes(rows.f, axes))), ridge)
+        value, _ = _tall_value(row_sums(rows._replace(f=_along_axes(rows.f, axes))), ridge)
     return value
 
 
-def _wide_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
+def _tall_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     c, s, n = sums
     p, mu = _inverse(c, ridge)
     p, eye = symmetrize(p), _eye_like(c)
@@ -75,7 +75,7 @@ def _wide_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
 
 
 def _thin_objective(rows: LabeledRows, ridge: float) -> Tensor:
-    """`_wide_objective` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
+    """`_tall_objective` for fewer rows than features, where FᵀF + μI is nearly singular for a small ridge.
 
     With P = (FFᵀ diag(w) + μI)⁻¹ (m×m) the soft projector is I − μP. Its distance from the identity, and with it the
     gradient, vanishes with μ, so cancellation must be avoided: ½tr(Π_λ²) = ½(m − 2μ tr P + μ² tr P²) and
@@ -188,5 +188,5 @@ def normalized_cut_soft(
     images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     with autocast_off(f.device.type):
         rows = _counted(images.rows())
-        objective = _thin_objective if rows.f.shape[-2] < rows.f.shape[-1] else _wide_objective
+        objective = _thin_objective if rows.f.shape[-2] < rows.f.shape[-1] else _tall_objective
         return images.average(objective(rows, float(ridge)))

@@ -424,10 +424,11 @@ def second_order_pool(
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
         if check_values:
             _check_values(weight, eps, fn)
-        if method == "fused" and is_double(x.dtype) and _kernels_take(f, weight, eps, fn):
+        double = is_double(x.dtype)
+        if method == "fused" and double and _kernels_take(f, weight, eps, fn):
             out = _pool_by_kernels(f, weight, center, eps, fn)
         else:
-            fine = is_double(f.dtype) and is_double(x.dtype)
+            fine = double and is_double(f.dtype)
             out = _pool(x, weight, eps, fn, given, center, method, fine, check_values).to(f.dtype)
         if check_values:
             check_result(out, f"{fn.name} of the moments", "Scale the features or the weights, or change eps.")
