@@ -133,7 +133,9 @@ class _SparseProduct(Operation):
 
     @staticmethod
     def forward(values: Tensor, x: Tensor, places: _Places) -> Tensor:
-        return _sparse_product(values, x, places)
+        # Compressed rows, because products with COO are five times slower.
+        size = (len(x), len(x))
+        return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SparseFactors:
@@ -147,21 +149,6 @@ class _SparseProduct(Operation):
         if needed[0]:
             g_values = 0.5 * ((g[rows] * x[columns].conj()).sum(-1) + (x[rows] * g[columns].conj()).sum(-1))
         return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
-
-    @staticmethod
-    def tangent(saved: _SparseFactors, dv: Tensor | None, dx: Tensor | None, _: None) -> Tensor:
-        values, x, places = saved
-        out = torch.zeros_like(x)
-        if dv is not None:
-            transposed = torch.zeros_like(x).index_add(0, places.columns, dv.conj().unsqueeze(-1) * x[places.rows])
-            out = out + 0.5 * (_sparse_product(dv, x, places) + transposed)
-        return out if dx is None else out + _sparse_product(values, dx, places)
-
-
-def _sparse_product(values: Tensor, x: Tensor, places: _Places) -> Tensor:
-    # Compressed rows, because products with COO are five times slower.
-    size = (len(x), len(x))
-    return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
 
 
 def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
@@ -517,8 +504,8 @@ def topk_eigh(
         The gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized, with zⱼ the solution of
         (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, found by conjugate gradients (for small dense matrices from the
         other eigenpairs). It is a product for each parameter, never an n×n matrix unless A is one. All orders and
-        forward mode; first order for COO matrices and none for CSR ones, as in torch. For more, pass a function of the
-        entries. For losses of VVᵀ, which do not depend on ties inside the k, use `topk_subspace`.
+        forward mode; a first gradient for COO matrices and none for CSR ones, as in torch. For more, pass a function
+        of the entries. For losses of VVᵀ, which do not depend on ties inside the k, use `topk_subspace`.
 
     Example:
         >>> import torch, matbackprop
