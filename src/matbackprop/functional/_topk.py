@@ -111,7 +111,6 @@ class _Operator(NamedTuple):
             return lambda x: matvec(x, *given)
 
         with torch.no_grad():
-            _check_products(matvec, like, params, self.check_values)
             coarse = (lambda: with_params([in_precision(p, torch.float32) for p in params])) if self.dense else None
             return leading_pairs(with_params(params), like, k, tolerance, max_products, source, coarse)
 
@@ -213,9 +212,12 @@ def _symmetric_operator(
     tolerance, max_products = limits
     if tolerance is None:
         tolerance = 1e-11 if is_double(dtype) else 1e-5
+    params = tuple(in_precision(p, dtype) for p in params)
+    if not isinstance(a, Tensor):
+        _check_products(matvec, torch.empty(n, dtype=dtype, device=like.device), params, check_values)
     dense = matvec is _dense_product and is_double(dtype)
     products = _Products(matvec if largest else partial(_negated, matvec), tolerance, max_products)
-    return _Operator(products, tuple(in_precision(p, dtype) for p in params), n, like, dtype, check_values, dense, bad)
+    return _Operator(products, params, n, like, dtype, check_values, dense, bad)
 
 
 def _check_function(
@@ -238,11 +240,12 @@ def _check_count(k: int, n: int) -> None:
 
 
 def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: Sequence[Tensor], check_values: bool) -> None:
-    """Raise unless a product has the shape and dtype of its input and is symmetric for two random vectors."""
+    """Raise unless a product has the shape and dtype of its input and is symmetric for two vectors."""
     ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
     ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
     probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1).to(like.dtype)
-    out = matvec(probe, *params)
+    with torch.no_grad(), autocast_off(like.device.type):
+        out = matvec(probe, *params)
     if not isinstance(out, Tensor) or out.shape != probe.shape or out.dtype != probe.dtype:
         kind = f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
         raise ShapeError(
