@@ -201,6 +201,7 @@ def matrix_functions(
         >>> root.diagonal(), inverse.diagonal()
         (tensor([2., 2.]), tensor([0.5000, 0.5000]))
     """
+    check_matrix(a, "a", square=True, or_complex=True)
     resolved = [
         resolve_function("power", f) if isinstance(f, (int, float, Tensor)) else resolve_function(f) for f in functions
     ]
@@ -214,25 +215,12 @@ def from_one_decomposition(
     precision: torch.dtype | None,
     known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Functions of A with their parameters.
-
-    ``known`` eigenvalues and eigenvectors are exact: none counts as a rounding error.
-    """
-    check_matrix(a, "a", square=True, or_complex=True)
+    """Functions of A with their parameters; ``known`` eigenvalues have no rounding errors."""
     given = [p for _, params in functions for p in params if isinstance(p, Tensor)]
-    alone = reverse_mode_only()  # then the graph has one node for A and none for its symmetric part
+    x = a.detach() if reverse_mode_only() else a  # if detached, the graph has no node for the symmetric part
     unit = 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0
+    ready = prepare(x, "a", check, precision, sizes=None, symmetric=True, unit=unit, others=given)
     with autocast_off(a.device.type):
-        ready = prepare(
-            a.detach() if alone else a,
-            "a",
-            check,
-            precision,
-            sizes=None,
-            symmetric=True,
-            unit=unit,
-            others=given,
-        )
         values, vectors = known or batched_eigh(ready.x.detach())
         outs = []
         for fn, params in functions:
@@ -264,10 +252,8 @@ def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: t
         small = lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]
         zero = torch.zeros_like(lam[..., 0])
         if bool(small.any()) and not bool(torch.isfinite(BoundFunction(function, p).first(zero, zero)).all()):
-            return without_derivatives(
-                function,
-                f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}",
-            )
+            fault = f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}"
+            return without_derivatives(function, fault)
     return dataclasses.replace(function, check_overflow=True)
 
 
