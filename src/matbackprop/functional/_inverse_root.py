@@ -8,13 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, prepare
+from matbackprop.checks import Prepared, prepare
 from matbackprop.divided_differences import bind_params, power_function
 from matbackprop.errors import DomainError
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._matrix_function import without_rounding
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, compute_dtype, real_dtype
+from matbackprop.numerics import autocast_off, real_dtype
 from matbackprop.solvers import batched_eigh
 
 
@@ -72,25 +72,18 @@ def inverse_root(
     Reference:
         Gupta, Koren, Singer, Shampoo: preconditioned stochastic tensor optimization, ICML 2018.
     """
-    check_matrix(a, "a", square=True, or_complex=True)
     check_root(p)
     check_damping(eps)
+    ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
     with autocast_off(a.device.type):
-        return inverse_root_in(compute_dtype(precision, a.dtype), a, p, eps, relative, check).to(a.dtype)
+        return prepared_inverse_root(ready, a.dtype, p, eps, relative).to(a.dtype)
 
 
-def inverse_root_in(
-    dtype: torch.dtype,
-    a: Tensor,
-    p: float,
-    eps: float,
-    relative: bool = False,
-    check: bool | None = None,
-    name: str = "a",
+def prepared_inverse_root(
+    ready: Prepared, data: torch.dtype, p: float, eps: float, relative: bool = False, name: str = "a"
 ) -> Tensor:
-    """`inverse_root` in the dtype of the computation; the rounding tolerance depends on the dtype of A."""
-    ready = prepare(a, name, check, real_dtype(dtype), sizes="sums", symmetric=True)
-    x, n = ready.x, a.shape[-1]
+    """`inverse_root` in the dtype of the computation; ``data`` is the dtype of A, for the rounding tolerance."""
+    x, n = ready.x, ready.x.shape[-1]
     shift = torch.full(x.shape[:-2], eps, dtype=real_dtype(x.dtype), device=x.device)
     if relative and eps and n:  # λ_max is differentiated
         values, vectors = eigh(x, ties="drop", precision=real_dtype(x.dtype), check=False)
@@ -98,7 +91,7 @@ def inverse_root_in(
         values, vectors = batched_eigh(x.detach())
     if relative and n:
         shift = shift * values[..., -1]
-    values = without_rounding(values.detach(), a.dtype) + shift.detach().unsqueeze(-1)
+    values = without_rounding(values.detach(), data) + shift.detach().unsqueeze(-1)
     function, exponent = power_function(-1.0 / p)
     if ready.check_values:
         check_positive(values, eps, name)

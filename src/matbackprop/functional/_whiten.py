@@ -22,7 +22,7 @@ from matbackprop.checks import (
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._eigh import eigh, positive_phase
 from matbackprop.functional._function import product
-from matbackprop.functional._inverse_root import check_positive, inverse_root_in
+from matbackprop.functional._inverse_root import check_positive, prepared_inverse_root
 from matbackprop.functional._matrix_function import without_rounding
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._second_order_pool import second_order_pool
@@ -156,7 +156,8 @@ def whiten(
                     _check_variances(values.detach(), eps, covariance.dtype)
                 rotated = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
             else:
-                root = inverse_root_in(dtype, covariance, 2, eps, check=check, name="covariance")
+                ready = prepare(covariance, "covariance", check, inside, sizes="sums", symmetric=True)
+                root = prepared_inverse_root(ready, covariance.dtype, 2, eps, name="covariance")
         if check_values and covariance is None:
             gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(root.detach())
             _check_eps(rows, eps, gain)
