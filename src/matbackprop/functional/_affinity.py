@@ -64,17 +64,24 @@ def affinity(
         return out
 
 
+def negative_degrees(degree: Tensor, check_values: bool, weight: Tensor | None = None) -> Tensor | None:
+    """Return which graphs have a negative degree at a row of positive weight ``(*b,)``; raise if values are checked."""
+    negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
+    if not check_values:
+        return negative.any(-1)
+    if bool(negative.any()):
+        raise DomainError(
+            f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
+            f"{float(degree.detach().min()):.3g}, so D^(1/2) is not real. Make the affinities non-negative (end the "
+            f"features with a ReLU), or use normalized_cut_j2, which has no degrees."
+        )
+    return None
+
+
 def _degrees(w: Tensor, check_values: bool) -> Tensor:
     """Return row sums ``(*b, m)``; raise, or return NaN if values are not checked, for negative ones."""
     degree = w.sum(-1)
-    if not check_values:
-        return nan_where((degree < 0).any(-1), degree)
-    if bool((degree < 0).any()):
-        raise DomainError(
-            f"{int((degree < 0).sum())} of {degree.numel()} rows of the affinity have a negative sum, down to "
-            f"{float(degree.min()):.3g}, so D^(1/2) is not real. Make the affinities non-negative."
-        )
-    return degree
+    return nan_where(negative_degrees(degree, check_values), degree)
 
 
 def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check_values: bool) -> int:

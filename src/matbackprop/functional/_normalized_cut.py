@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import check_finite, into_range, nan_where
-from matbackprop.errors import DomainError, ShapeError
-from matbackprop.functional._affinity import check_lambda
+from matbackprop.errors import ShapeError
+from matbackprop.functional._affinity import check_lambda, negative_degrees
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._labels import (
     LabeledImages,
@@ -188,22 +188,6 @@ def _span_of_affinity(f: Tensor, a: Tensor, lam: Tensor, tol: float) -> Tensor:
     return product(f, product(rows, product(lam, rows)))
 
 
-def _degrees(rows: LabeledRows, lam: Tensor | None, check_values: bool) -> tuple[Tensor, Tensor | None]:
-    """Degrees FΛFᵀw ``(*b, m)``, and which images have a negative one ``(*b,)``; if checked, raise instead."""
-    total = product(rows.f.mT, rows.weight.unsqueeze(-1))
-    degree = product(rows.f, total if lam is None else product(lam, total)).squeeze(-1)
-    negative = (degree < 0) & (rows.weight > 0)
-    if not check_values:
-        return degree, negative.any(-1)
-    if bool(negative.any()):
-        raise DomainError(
-            f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
-            f"{float(degree.detach().min()):.3g}, so D^(−1/2) is not real. End the features with a ReLU and keep Λ "
-            f"positive, or use normalized_cut_j2, which has no degrees."
-        )
-    return degree, None
-
-
 def _lambda_per_image(images: LabeledImages, lam: Tensor) -> Tensor:
     """Λ in the dtype of the computation, one per labeling."""
     check_lambda(lam, images.f.shape[-1])
@@ -297,7 +281,9 @@ def normalized_cut_j1(
     lam = None if lam is None else _lambda_per_image(images, lam)
     with autocast_off(f.device.type):
         rows = images.rows()
-        degree, bad = _degrees(rows, lam, images.checked)
+        total = product(rows.f.mT, rows.weight.unsqueeze(-1))
+        degree = product(rows.f, total if lam is None else product(lam, total)).squeeze(-1)
+        bad = negative_degrees(degree, images.checked, rows.weight)
         kept = rows.weight * (degree > 0)  # equivalent to the pseudoinverse of D
         weights = torch.stack([kept * inverse_or_zero(degree), kept, kept * degree], -1)  # of D^(−½)F and D^½E
         if lam is not None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from matbackprop.checks import check_matrix, check_result, check_weight, check_weight_values, nan_where, prepare
 from matbackprop.errors import DomainError
+from matbackprop.functional._affinity import negative_degrees
 from matbackprop.functional._eigh import positive_phase
 from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
@@ -85,13 +86,7 @@ def spectral_embedding(
             check_weight_values(weight)
         w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
-        negative = (degree < 0) & (w > 0)
-        if check_values and bool(negative.any()):
-            raise DomainError(
-                f"{int(negative.sum())} rows have a negative degree, so D^(−1/2) is not real. End the features with a "
-                f"ReLU."
-            )
-        bad = None if check_values else negative.any(-1)
+        bad = negative_degrees(degree, check_values, w)
         positive = degree > 0
         scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
         tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
