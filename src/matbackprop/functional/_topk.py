@@ -165,7 +165,9 @@ def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tenso
         skew = (a.detach() - a.detach().t().conj_physical()).coalesce().values().abs()
         worst = float(skew.max()) if skew.numel() else 0.0
         if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
-            raise SymmetryError(f"a must be symmetric, but it differs from its transpose by up to {worst:.3g}.")
+            raise SymmetryError(
+                f"a must be symmetric, but it differs from its transpose by up to {worst:.3g}. Pass its symmetric part."
+            )
     return lambda x, entries: apply(_SparseProduct, entries, x, places), (values,)
 
 
@@ -258,7 +260,10 @@ def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: Sequenc
         skew = float((within - within.mH).abs().max())
         size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
         if skew > half_of_the_digits(out.dtype) * size:
-            raise SymmetryError(f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors.")
+            raise SymmetryError(
+                f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors. Return products with its "
+                f"symmetric part."
+            )
 
 
 class _Gaps(NamedTuple):

@@ -61,8 +61,8 @@ def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
     least, most = values.amin(-1), values.amax(-1)
     if bool((least.clamp_min(0) + eps < 1e3 * torch.finfo(values.dtype).eps * most).any()):
         raise DomainError(
-            f"eps={eps} is lost in the rounding of variances up to {float(most.max()):.3g} where one is "
-            f"{float(least.min()):.3g}. Raise eps, scale the samples down, or drop channels without variance."
+            f"eps={eps} is below the rounding error of variances between {float(least.min()):.3g} and "
+            f"{float(most.max()):.3g}. Raise eps, scale the samples down, or drop channels without variance."
         )
 
 
@@ -103,8 +103,8 @@ def whiten(
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: an argument does not fit, or holds NaN or Inf.
-        DomainError: ε is not positive or lost in the rounding of the samples, a weight is negative, or all are zero,
-            or a covariance has an eigenvalue below −ε.
+        DomainError: ε is not positive or below the rounding error of the samples, a weight is negative, all weights are
+            zero, or a covariance has an eigenvalue below −ε.
         TieError: ``"pca"``, and a loss that uses axes of equal variance.
 
     Gradient:
@@ -168,13 +168,13 @@ def whiten(
 
 
 def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
-    """Raise if the rounding of the samples, times the largest gain 1/√(λ + ε), would spoil the result."""
+    """Raise if the rounding error of the samples, times the largest gain 1/√(λ + ε), is too large."""
     largest = float(rows.detach().abs().max()) if rows.numel() else 0.0
     most = float(gain.detach().max()) if gain.numel() else 0.0
     if largest * torch.finfo(rows.dtype).eps * most > 1e-3 or eps < 1e-90:
         raise DomainError(
-            f"eps={eps} is lost in the rounding of samples with entries up to {largest:.3g}. Raise eps, or scale the "
-            f"samples down."
+            f"eps={eps} is below the rounding error of samples with entries up to {largest:.3g}. Raise eps, or scale "
+            f"the samples down."
         )
 
 
