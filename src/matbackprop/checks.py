@@ -118,10 +118,11 @@ def out_of_range(a: Tensor, dtype: torch.dtype, sizes: Range) -> Tensor | None:
 def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
     bad = out_of_range(a, dtype, sizes) if values_checkable(a) else None
     if bad is not None and bool(bad.any()):
+        largest = float(_largest(a.detach())[bad].flatten()[0])
         least, most = _limits(dtype, sizes)
         raise DomainError(
-            f"{name} has a matrix whose largest entry is {float(_largest(a)[bad].flatten()[0]):.3g}: products of its "
-            f"entries leave the range of {dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
+            f"{name} has a matrix whose largest entry is {largest:.3g}: products of its entries leave the range of "
+            f"{dtype}. Scale it to a largest entry between {least:.0e} and {most:.0e}."
         )
 
 
