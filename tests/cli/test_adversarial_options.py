@@ -61,7 +61,7 @@ CASES = [
     (f"{TRAIN} --data.jitter 100000000", "jitter is"),
     (f"{TRAIN} --config @/photo.png", "photo.png"),
     ("data check @/maps", "not a data set"),
-    ("export box --out @/a.txt", "ends in .onnx"),
+    ("export box --out @/a.txt", "must end in .onnx"),
     ("export box --out @/a.onnx --size 1000000 1000000", "from 1 to 50000000 pixels"),
     ("export box --out @/folder.onnx", "is a folder"),
     ("export box --out @/photo.png/a.onnx", "Not a directory|File exists"),

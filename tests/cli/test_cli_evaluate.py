@@ -156,7 +156,7 @@ def test_bad_folders_are_reported(capsys, folders, change, code, texts):
 def test_empty_and_absent_folders(capsys, folders, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = run(capsys, tmp_path / "empty", "--ground-truth", folders[1])
-    assert code == 2 and "holds no label map" in err and ".mat" in err
+    assert code == 2 and "contains no label map" in err and ".mat" in err
     code, _, err = run(capsys, folders[0], "--ground-truth", tmp_path / "nowhere")
     assert code == 2 and "is not a folder" in err
 

@@ -70,9 +70,9 @@ COMMANDS: dict[str, Command] = {
     "train ncuts": Command(_TRAIN, "Train image segmentation (DeepNCuts).", parse="parse"),
     "evaluate segmentations": Command(_EVALUATE, _SCORE_SEGMENTATIONS, extra="metrics"),
     "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContoursConfig", "contours", extra="metrics"),
-    "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run again."),
+    "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
-    "classify": Command("matbackprop.cli.classify", "Name the objects in pictures."),
+    "classify": Command("matbackprop.cli.classify", "Classify pictures or their regions."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command("matbackprop.cli.serve", "Serve a page: segment photographs, explore gradients.", extra="serve"),
@@ -132,7 +132,7 @@ class _Signals(SignalHandlers):
 
 
 def _exit_code(error: BaseException, signum: int | None, command: Command | None) -> int:
-    """Print a message for an error and return the exit code; raise errors that are bugs."""
+    """Print a message for an error and return the exit code; raise the error if it is a bug."""
     signum = getattr(error, "signum", signum)  # of RunInterrupted
     if isinstance(error, KeyboardInterrupt) and signum is None:
         signum = signal.SIGINT
@@ -162,7 +162,7 @@ def _message(error: BaseException, command: Command | None) -> str | None:
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _MEMORY.search(str(error))):
         return "Not enough memory. Use smaller files, or a machine with more memory."
     if isinstance(error, RecursionError):
-        return "A path or a file is nested too deeply."
+        return "A path or a file is nested too deeply. Use fewer levels."
     if isinstance(error, OSError) and error.strerror:
         place = "" if error.filename is None else f"{error.filename}: "
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -251,7 +251,11 @@ def overview(group: str | None = None, commands: Mapping[str, Command] = COMMAND
     """Return the list of all commands, or of a group."""
     names = [n for n in commands if group is None or n.split()[0] == group]
     width = max(map(len, names)) + 2
-    head = GROUPS[group] if group else "Structured matrix layers with exact gradients, and two systems built on them."
+    head = (
+        GROUPS[group]
+        if group
+        else "Matrix layers with exact gradients, and segmentation and classification built on them."
+    )
     lines = [f"usage: {prog}{f' {group}' if group else ''} COMMAND [OPTIONS]", "", head, "", "commands:"]
     for n in names:
         hang = " " * (width + 2)
@@ -260,10 +264,10 @@ def overview(group: str | None = None, commands: Mapping[str, Command] = COMMAND
         "\n".join(lines)
         + f"""
 
-{prog} COMMAND --help        the options of a command
-{prog} --version             the version
-every command takes
+{prog} COMMAND --help        options of a command
+{prog} --version             version
+options of every command:
 --quiet                           print errors only
 --json                            print one JSON document instead of text
---debug (or MATBACKPROP_DEBUG=1)  show where an error came from"""
+--debug (or MATBACKPROP_DEBUG=1)  print the traceback of an error"""
     )

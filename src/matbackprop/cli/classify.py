@@ -1,4 +1,4 @@
-"""``matbackprop classify PICTURE…``: name the objects in pictures with a trained classifier."""
+"""``matbackprop classify PICTURE…``: classify pictures or their regions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from matbackprop.vision.progress import track
 
 @dataclass
 class Config:
-    """Name the objects in pictures. Without boxes, masks or regions a whole picture is one region.
+    """Classify pictures or their regions. Without boxes, masks or regions, each picture is one region.
 
     A picture that cannot be read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
     """
@@ -33,13 +33,13 @@ class Config:
     boxes: tuple[str, ...] = ()
     """Boxes x,y,width,height in pixels, for a single picture."""
     masks: tuple[Path, ...] = ()
-    """Pictures of its size, nonzero inside the region, for a single picture; one for each box if both are given."""
+    """Masks for a single picture: pictures of its size, nonzero inside the region. One per box if both are given."""
     regions: Path | None = None
-    """COCO-format file with annotations of the pictures, found by their file names: classify all of them."""
+    """COCO file with annotated regions of the pictures. Pictures are found by file name."""
     top: int = 3
     """Number of classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
+    """Device."""
 
 
 class _Regions(NamedTuple):
@@ -110,12 +110,11 @@ def _given(config: Config) -> _Regions:
     masks = [read_mask(path) for path in config.masks]
     for path, mask in zip(config.masks, masks, strict=True):
         if not mask.any():
-            raise DataError(f"{path} marks no region: all of its pixels are black or transparent.")
+            raise DataError(f"{path} marks no region: all pixels are black or transparent. Draw the region in white.")
     return _Regions([_box(text) for text in config.boxes] or None, masks or None)
 
 
 def _annotated(file: Path, paths: list[Path]) -> Any:
-    """Return a function that reads the annotated regions of a picture."""
     from matbackprop.vision.data.coco import open_regions, read_regions
 
     index = read_regions(file, paths[0].parent, missing_images="skip")
@@ -123,7 +122,7 @@ def _annotated(file: Path, paths: list[Path]) -> Any:
 
     def find(path: Path) -> _Regions:
         if path.name not in entries:
-            raise DataError(f"{file} has no regions of {path.name}.")
+            raise DataError(f"{file} has no regions of {path.name}. Check the file names.")
         entry = entries[path.name]
         pixels, usable, problems = open_regions(entry)
         if pixels is None:

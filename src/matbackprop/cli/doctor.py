@@ -96,7 +96,6 @@ def _data() -> dict[str, str]:
 
 
 def _extras() -> dict[str, str]:
-    """For each extra, whether the packages that matbackprop's metadata lists for it are installed."""
     try:
         requirements = metadata.requires("matbackprop") or []
     except metadata.PackageNotFoundError:
@@ -115,7 +114,6 @@ def _extras() -> dict[str, str]:
 
 
 def _gradient_errors() -> dict[str, float]:
-    """Return relative differences to central differences, on every kind of device."""
     import torch
 
     import matbackprop as mb
@@ -140,7 +138,6 @@ def _gradient_errors() -> dict[str, float]:
 
 
 def _kernels() -> list[dict[str, Any]]:
-    """Compare each CUDA kernel with its fallback, if there is a CUDA device."""
     import torch
 
     from matbackprop.kernel_check import compare_kernels

@@ -42,7 +42,7 @@ class _Options:
 class Config(_Options):
     """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
-    Both folders hold .mat (segs, groundTruth and ucm2 of the benchmark), .seg, .png, .npz or .npy files, named after
+    Both folders contain .mat (segs, groundTruth and ucm2 of the benchmark), .seg, .png, .npz or .npy files, named after
     the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 
@@ -57,7 +57,7 @@ class Config(_Options):
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Evaluate and print the table; the document has all digits, and one entry per image."""
+    """Evaluate and print a table; the document has all digits and one entry per image."""
     _check(config)
     segmentations, truth = _index(config)
     if len(truth) > len(segmentations):
@@ -89,14 +89,16 @@ class ContoursConfig(_Options):
 
 
 def contours(config: ContoursConfig) -> dict[str, Any]:
-    """Evaluate soft contour maps and print the table; the document has all digits and the curve."""
+    """Evaluate soft contour maps and print a table; the document has all digits and the curve."""
     _check(config)
     files = index_label_files(config.contours, numbered="no")
     truth = index_label_files(config.ground_truth, names=files)
     if not files:
-        raise DataError(f"{config.contours} holds no contour map. Supported: .png, .npy, .mat.")
+        raise DataError(f"{config.contours} contains no contour map. Supported: .png, .npy, .mat.")
     if without := [name for name in files if name not in truth]:
-        raise DataError(f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}.")
+        raise DataError(
+            f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}. Add the maps."
+        )
     jobs = [(name, paths, truth[name]) for name, paths in files.items()]
     score = partial(_score_contours, thresholds=config.thresholds, tolerance=config.tolerance)
     scored = parallel_map(score, jobs, _workers(config, len(jobs)))
@@ -156,12 +158,12 @@ def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]
         plain = [index_label_files(folder, numbered="no") for folder in folders]
         if len(both[0]) < len(plain[0]) and plain[0].keys() == plain[1].keys():
             raise DataError(
-                f"Both folders hold the same numbered names ({', '.join(list(plain[0])[:3])} …). Pass --numbered no "
+                f"Both folders contain the same numbered names ({', '.join(list(plain[0])[:3])} …). Pass --numbered no "
                 "if each is a separate image, --numbered yes if they are several maps of one image."
             )
     for folder, files in zip(folders, both, strict=True):
         if not files:
-            raise DataError(f"{folder} holds no label map. Supported: {', '.join(LABEL_SUFFIXES)}.")
+            raise DataError(f"{folder} contains no label map. Supported: {', '.join(LABEL_SUFFIXES)}.")
     return both[0], both[1]
 
 

@@ -16,7 +16,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 @dataclass
 class Config:
-    """Validate a trained run again, on its validation data or on other data."""
+    """Validate a trained run on its validation data or on other data."""
 
     run: Annotated[Path, tyro.conf.Positional]
     """The run folder."""

@@ -11,8 +11,11 @@ import tyro
 
 @dataclass
 class Config:
-    """Write a trained network as an ONNX file. A classifier's is complete; a segmenter's ends with its features, and
-    watershed and merging stay in Python."""
+    """Write a trained network as an ONNX file.
+
+    The file of a classifier is complete. The file of a segmenter ends with contours or features; watershed, merging
+    and clustering remain in Python.
+    """
 
     model: Annotated[str, tyro.conf.Positional]
     (

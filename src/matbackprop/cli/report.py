@@ -22,7 +22,7 @@ class Config:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
     metrics: tuple[str, ...] = ()
-    """Numbers of summary.json to compare; all that every run has, by default."""
+    """Numbers of summary.json to compare; by default all that every run has."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -42,15 +42,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table:
-    """The final numbers of several runs side by side.
-
-    Args:
-        folders: the runs.
-        metrics: names from ``summary.json``; by default all numbers that every run has.
-
-    Raises:
-        DataError: a run does not have one of the metrics.
-    """
+    """Return a table of the given numbers of ``summary.json``, by default of all that every run has."""
     numbers = [{k: v for k, v in folder.read_summary().items() if is_number(v)} for folder in folders]
     names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
     for folder, known in zip(folders, numbers, strict=True):

@@ -27,7 +27,7 @@ _LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg"
 
 @dataclass
 class Config:
-    """Segment photographs: label maps, contour maps, pictures with the borders drawn in, and exports.
+    """Segment photographs and write label maps, contour maps, pictures with borders, and exports.
 
     Pictures whose results exist are skipped, so that an interrupted command can be rerun. A picture that cannot be
     read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
@@ -50,7 +50,7 @@ class Config:
     )
     threshold: float | None = None
     (
-        "Contour strength, 0 to 1, below which regions are merged in the PNG files; by default the one that was best "
+        "Contour strength, 0 to 1, below which regions are merged in the PNG files; by default the best value "
         "on training images."
     )
     k: int | None = None
@@ -66,7 +66,7 @@ class Config:
     frames: int | None = None
     (
         "Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 "
-        "for all, 2 for each second one, and so on. Otherwise the first frame alone."
+        "for all, 2 for every second one, and so on. By default only the first frame is segmented."
     )
     side: int = 512
     """Larger photographs are segmented at this length of their longer side; their borders are then refined."""
@@ -75,12 +75,12 @@ class Config:
     seed: int = 0
     """Seed of K-means with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
+    """Device."""
 
 
 @dataclass(frozen=True)
 class _Save:
-    """Writes the results of a picture and returns its entry in the document."""
+    """Write the results of a picture and return its entry in the document."""
 
     out: Path
     k: int | None
@@ -169,7 +169,6 @@ _Results = Iterable[tuple[Path, dict[str, Any] | DataError]]
 
 
 def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    """Print each result as it arrives; return the entries of pictures that were segmented, and of the others."""
     entries, skipped = [], []
     for path, entry in results:
         if isinstance(entry, DataError):
@@ -202,7 +201,7 @@ def _one_by_one(
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:
-    """A name for each picture's results; equal names get a number."""
+    """Return the stems of the paths; repeated ones get a number."""
     seen: Counter[str] = Counter()
     stems = []
     for path in paths:

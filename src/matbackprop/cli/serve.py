@@ -37,7 +37,7 @@ class Config:
     browser: bool = False
     """Open the page in a browser window."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
+    """Device."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.serve.app import application, build
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    names = {"none": "colors only, no network", "box": "the contour network in the package"}
+    names = {"none": "gradient of the photograph", "box": "the contour network in the package"}
     about = f"Segmenter: {names.get(config.model, config.model)}."
     classify = None
     if config.classifier != "none":

@@ -43,10 +43,10 @@ CASES = {
         ["classify", "TMP/photo.png", "--model", "TMP/other"],
         "belong to another architecture than RegionClassifier",
     ),
-    "a segmenter that should name": (["classify", "TMP/photo.png", "--model", "TMP/segmenter"], "does not classify"),
+    "a segmenter that should name": (["classify", "TMP/photo.png", "--model", "TMP/segmenter"], "cannot classify"),
     "a classifier that should segment": (
         ["segment", "TMP/photo.png", "--model", "TMP/classifier", "--out", "OUT/s"],
-        "does not segment photographs",
+        "cannot segment photographs",
     ),
     "no such folder": (["segment", "TMP/photo.png", "--model", "TMP/nothing", "--out", "OUT/s"], "does not exist"),
     "a hub that cannot be reached": (

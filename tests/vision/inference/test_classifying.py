@@ -99,7 +99,7 @@ def test_regions_that_cannot_be_classified_are_reported(model):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"class": "DeepNCuts", "arguments": {}}', "does not classify regions"),
+        ('{"class": "DeepNCuts", "arguments": {}}', "cannot classify regions"),
         ('{"model": {"variant": "paper"}}', "does not describe a saved model"),
     ],
 )

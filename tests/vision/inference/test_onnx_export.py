@@ -84,8 +84,8 @@ def test_the_command_writes_a_file_of_either_kind(tmp_path, capsys):
 
 def test_bad_requests_are_reported_and_write_nothing(tmp_path):
     model = RegionClassifier(2, head="fc", average=True, canvas=67)
-    with pytest.raises(ConfigurationError, match=r"ends in \.onnx"):
+    with pytest.raises(ConfigurationError, match=r"must end in \.onnx"):
         export_onnx(model, tmp_path / "network.pt")
-    with pytest.raises(ConfigurationError, match="from 1 to 50000000 pixels, got size 0×5"):
+    with pytest.raises(ConfigurationError, match="from 1 to 50000000 pixels, got 0×5"):
         export_onnx(model, tmp_path / "network.onnx", size=(0, 5))
     assert not list(tmp_path.iterdir())

@@ -88,8 +88,8 @@ def test_contours_of_several_scales_and_mirror_images_are_averaged():
 @pytest.mark.parametrize(
     ("model", "scales", "message"),
     [
-        (None, (1.0,), "Only a contour network"),
-        (network(), (1.0,), "Only a contour network"),
+        (None, (1.0,), "needs a contour network"),
+        (network(), (1.0,), "needs a contour network"),
         (contour_network(), (1.0, 0.0), "from 0.25 to 4"),
         (contour_network(), (float("nan"),), "from 0.25 to 4"),
     ],

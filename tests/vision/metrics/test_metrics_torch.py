@@ -100,7 +100,7 @@ def test_another_number_of_segmentations_is_rejected():
     metric.update(maps, human)
     with pytest.raises(ShapeError, match="This image has 2 segmentations"):
         metric.update(maps[:2], human)
-    with pytest.raises(ShapeError, match="Bring them to one size"):
+    with pytest.raises(ShapeError, match="Resize one of them"):
         metric.update(np.zeros((3, 4, 4), int), human)
 
 

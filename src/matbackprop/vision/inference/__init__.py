@@ -1,4 +1,4 @@
-"""Trained models in use: load one, segment photographs, name regions."""
+"""Load trained models, segment photographs and classify regions."""
 
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.inference.classifying import classify, classify_regions, name_regions

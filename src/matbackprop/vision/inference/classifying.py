@@ -1,4 +1,4 @@
-"""Name the objects in regions of one image with a trained classifier."""
+"""Classify regions of an image."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 def classify(
     x: Any, regions: Any = None, *, model: RegionClassifier | str | Path = BOX, device: str = "auto"
 ) -> list[dict[str, float]]:
-    """Name the objects in regions of a picture.
+    """Classify regions of a picture.
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
         regions: a result of :func:`matbackprop.segment`; a label map (h, w), one region per label from 0 on; a list
-            of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None takes
-            the whole picture as one region.
+            of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None for
+            the whole picture.
         model: a trained classifier, or its name (see :func:`load_classifier`); by default the one that
             comes with the package.
         device: device of a loaded model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
@@ -75,7 +75,7 @@ def name_regions(
     boxes: Sequence[Box] | None = None,
     masks: Sequence[np.ndarray | None] | None = None,
 ) -> list[dict[str, float]]:
-    """:func:`classify_regions` with the names of the classes, most likely first."""
+    """Return class name → probability of each region, most likely first; see :func:`classify_regions`."""
     probabilities = classify_regions(model, image, boxes, masks)
     names = model.names or [str(i) for i in range(probabilities.shape[1])]
     return [dict(sorted(zip(names, row, strict=True), key=lambda pair: -pair[1])) for row in probabilities.tolist()]
@@ -88,7 +88,7 @@ def classify_regions(
     boxes: Sequence[Box] | None = None,
     masks: Sequence[np.ndarray | None] | None = None,
 ) -> Tensor:
-    """Probabilities of the classes for regions of an image.
+    """Compute the class probabilities of regions of an image.
 
     Args:
         model: a trained classifier; it stays on its device.
@@ -112,7 +112,7 @@ def classify_regions(
         boxes = [(0.0, 0.0, float(width), float(height))]
     count = len(boxes) if boxes is not None else len(masks or [])
     if boxes is not None and masks is not None and len(boxes) != len(masks):
-        raise ShapeError(f"There are {len(boxes)} boxes and {len(masks)} masks. Give one mask (or None) per box.")
+        raise ShapeError(f"There are {len(boxes)} boxes and {len(masks)} masks. Pass one mask (or None) per box.")
     store = np.zeros((count, model.side, model.side, 4), np.uint8)
     sizes = np.zeros((count, 2), np.int64)
     for i in range(count):

@@ -31,7 +31,7 @@ def _label_map(labels: ArrayLike, rgb: NDArray[np.uint8] | None) -> NDArray[np.i
     if array.ndim != 2 or array.dtype.kind not in "iub":
         raise LabelError(f"A label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
     if rgb is not None and rgb.shape[:2] != array.shape:
-        raise ShapeError(f"The image is {rgb.shape[:2]} and the label map {array.shape}. Bring them to one size.")
+        raise ShapeError(f"The image is {rgb.shape[:2]} and the label map {array.shape}. Resize one of them.")
     return array
 
 
@@ -90,7 +90,9 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
     rgb = None if image is None else as_rgb(image)
     lab = _label_map(labels, rgb)
     ids = np.unique(lab)
-    index = np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]  # no gap: no search
+    index = (
+        np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]
+    )  # a search is needed only if there are gaps
     if rgb is not None:
         table = region_means(index, rgb)
     else:

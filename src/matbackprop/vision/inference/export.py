@@ -23,21 +23,21 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
-_MAX_STEM = 220  # bytes; file systems take 255 with the end of the name
 FORMATS: tuple[Format, ...] = get_args(Format)
+_MAX_STEM = 220  # bytes; file systems allow 255 with the end of the name
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
 
 
 def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
-    """Follow the edges of pixels around every region.
+    """Trace the outlines of every region along the edges of pixels.
 
     Args:
         labels: (h, w) numbered from 0 without gaps.
 
     Returns:
-        For each region its closed outlines, each (n, 2) corners (x, y): clockwise around
-        the region, counter-clockwise around its holes. Parts that touch at a corner have separate outlines.
+        For each region a list of closed outlines (n, 2), corners (x, y): clockwise around the region, counter-clockwise
+        around its holes. Parts that touch at a corner have separate outlines.
 
     Example:
         >>> outlines(np.array([[0, 1], [0, 1]]))[1][0].tolist()
@@ -80,7 +80,7 @@ def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]
 
 
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
-    """See :meth:`Segments.to_coco`."""
+    """Return the regions as a COCO data set of one image, with exact masks and one category per name."""
     from scipy.ndimage import find_objects
 
     names = [name or "region" for name in result.names or ("",) * result.count(k)]
@@ -132,7 +132,10 @@ def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) -> dict[str, Any]:
-    """See :meth:`Segments.to_labelme`; ``imagePath`` is relative to ``folder``."""
+    """Return the regions as polygons of LabelMe. The path of the photograph is relative to ``folder``.
+
+    Polygons have no holes, so large ones come first and later ones cover them.
+    """
     loops = [(_signed_area(loop), i, loop) for i, own in enumerate(outlines(result.labels(k))) for loop in own]
     shapes = [
         {
@@ -166,13 +169,13 @@ def _relative(path: Path, folder: Path) -> str:
 
 
 def _signed_area(loop: NDArray[np.int64]) -> float:
-    """Positive for a clockwise loop if y points down."""
+    """Return the area, positive for a clockwise loop if y points down."""
     x, y = loop.T
     return float(0.5 * (x @ np.roll(y, -1) - y @ np.roll(x, -1)))
 
 
 def to_svg(result: Segments, k: int | None = None) -> str:
-    """See :meth:`Segments.to_svg`."""
+    """Return an SVG document with one path per region, filled with its mean color."""
     height, width = result.size
     labels = result.labels(k)
     colors = region_means(labels, result.pixels).round().astype(int).tolist()
@@ -188,7 +191,7 @@ def to_svg(result: Segments, k: int | None = None) -> str:
 
 
 def file_stem(name: str) -> str:
-    """A name that leaves space for suffixes: long ones are cut and get a checksum.
+    """Shorten a name so that suffixes fit: long names are cut and get a checksum.
 
     Example:
         >>> file_stem("coffee"), len(file_stem("ä" * 200).encode())
@@ -201,9 +204,28 @@ def file_stem(name: str) -> str:
 
 
 def save(
-    result: Segments, folder: str | Path, k: int | None = None, *, formats: Sequence[Format], stem: str | None = None
+    result: Segments,
+    folder: str | Path = "segments",
+    k: int | None = None,
+    *,
+    formats: Sequence[Format] = ("png", "npz"),
+    stem: str | None = None,
 ) -> dict[str, Path]:
-    """See :meth:`Segments.save`."""
+    """Write the segmentations.
+
+    Args:
+        result: the segmentations.
+        folder: created if it does not exist.
+        k: number of regions in all files but npz and ucm2; None for the default, :attr:`Segments.k`.
+        formats: ``"png"`` (label map, ``-colors``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
+            ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
+            ``"ucm2"`` (the hierarchy as an ultrametric contour map, at the size that was segmented, in a .mat file
+            that the Berkeley benchmark's tools read).
+        stem: beginning of the names; None for that of the photograph.
+
+    Returns:
+        Kind of file → its path.
+    """
     from PIL import Image
 
     unknown = [name for name in formats if name not in FORMATS]
@@ -226,7 +248,7 @@ def save(
         labels = result.labels(k)
         if labels.max() > 0xFFFF:
             raise ConfigurationError(
-                f"{labels.max() + 1} regions do not fit a PNG file of 16 bits. Export them as npz or coco."
+                f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Export them as npz or coco."
             )
         picture("labels", ".png", labels.astype(np.uint16))
         picture("colors", "-colors.png", result.painted(k))

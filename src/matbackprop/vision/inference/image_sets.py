@@ -27,7 +27,7 @@ from matbackprop.vision.workers import Workers
 
 T = TypeVar("T")
 _READERS = 4
-_FEW = 8  # for fewer pictures, starting processes takes longer than they save
+_FEW = 8  # for fewer pictures, starting processes takes longer than it saves
 
 
 def segment_files(
@@ -46,7 +46,7 @@ def segment_files(
     Only a few pictures are in memory at a time. Results are in the order of completion.
 
     Args:
-        jobs: pictures and a name for each one's results.
+        jobs: paths of pictures, each with a name for its results.
         model: a contour network on its device, or None for image gradients.
         finish: picklable; called with each result and its name, for example to write it.
         ks: numbers of regions in exports.

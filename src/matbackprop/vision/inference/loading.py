@@ -23,7 +23,7 @@ Segmenter = ContourNet | DeepNCuts
 BOX = "box"
 """Name of the segmenter and of the classifier in the package."""
 _IN_THE_PACKAGE = (BOX, f"{BOX}/classifier")
-"""Folders next to this file, each with its card, ``README.md``."""
+"""Folders next to this file, each with a model card, ``README.md``."""
 
 
 def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
@@ -79,7 +79,9 @@ def model_folder(source: str | Path) -> Path:
     if (folder / "model" / CONFIG).is_file():  # a run folder
         return folder / "model"
     if (folder / "checkpoints").is_dir():
-        raise WeightsError(f"the run {folder} has written no model yet. Let it finish, or rerun with --resume.")
+        raise WeightsError(
+            f"The run {folder} contains no model yet. Wait until it finishes, or rerun it with --resume."
+        )
     if not folder.is_dir() and (str(source).startswith(f"{BOX}/") or "/" not in str(source)):
         raise WeightsError(f"There is no model {str(source)!r}. {suggest(str(source), _IN_THE_PACKAGE, 'Models')}")
     return folder if folder.is_dir() else fetch_pretrained(source)
@@ -91,7 +93,7 @@ def _load(source: str | Path, kinds: tuple[type, ...], purpose: str, recipe: str
     kind = next((kind for kind in kinds if kind.__name__ == name), None)
     if kind is None:
         raise WeightsError(
-            f"{folder} has a {shorten(str(name))} by its {CONFIG}, which does not {purpose}. Train one with "
+            f"{folder} contains a {shorten(str(name))}, which cannot {purpose}. Train a model with "
             f"'matbackprop train {recipe}'."
         )
     return kind.from_pretrained(folder)  # type: ignore[attr-defined]

@@ -1,11 +1,8 @@
 """Trained networks as ONNX files, for programs without Python or torch.
 
-The matrix functions of a classifier's second-order layers are computed by matrix products
-(:func:`matbackprop.nn.for_export`), so that its file is complete. The file of a contour network ends with the contours;
-watershed and merging stay in Python (:func:`matbackprop.vision.segmentation.watershed_regions`,
-:func:`~matbackprop.vision.segmentation.merge_contours`).
-The file of a DeepNCuts model ends with the features F, which
-:func:`matbackprop.vision.segmentation.segment_features` clusters.
+The file of a classifier is complete: its matrix functions are matrix products (:func:`matbackprop.nn.for_export`). The
+file of a contour network ends with contours, that of a DeepNCuts model with features; watershed, merging and clustering
+remain in Python (:mod:`matbackprop.vision.segmentation`).
 """
 
 from __future__ import annotations
@@ -52,14 +49,14 @@ def export_onnx(
     """
     path = Path(path)
     if path.suffix != ".onnx":
-        raise ConfigurationError(f"the file of an exported network ends in .onnx, got {path}.")
+        raise ConfigurationError(f"The file of an exported network must end in .onnx, got {path}. Rename it.")
     if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
-        raise ConfigurationError(f"images have from 1 to {MAX_PIXELS} pixels, got size {size[0]}×{size[1]}.")
+        raise ConfigurationError(f"The image must have from 1 to {MAX_PIXELS} pixels, got {size[0]}×{size[1]}.")
     with needs("writing ONNX files needs onnxscript", "'matbackprop[onnx]'"):
         import onnxscript  # noqa: F401
-    path.parent.mkdir(parents=True, exist_ok=True)  # before the work, which would be lost
+    path.parent.mkdir(parents=True, exist_ok=True)  # an error here costs no time
     if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder; name a file.")
+        raise ConfigurationError(f"{path} is a folder. Name a file.")
     network: nn.Module
     if isinstance(model, RegionClassifier):
         network, inputs, outputs = for_export(model).float().cpu(), ["image"], ["scores"]
@@ -93,8 +90,6 @@ def export_onnx(
 
 
 class _Segmenter(nn.Module):
-    """A segmenter whose only output is its contours or features."""
-
     def __init__(self, model: Segmenter) -> None:
         super().__init__()
         self.model = copy.deepcopy(model).float().cpu().eval()

@@ -48,7 +48,7 @@ _MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluste
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """The segmentations of one photograph. Label maps are computed on demand.
+    """Segmentations of one photograph. Label maps are computed on demand.
 
     Attributes:
         pixels: (h, w, 3) the photograph, RGB bytes.
@@ -91,19 +91,19 @@ class Segments:
 
     @property
     def k(self) -> int:
-        """The number of regions at the threshold, or the middle one of the numbers of clusters."""
+        """Number of regions at the threshold; after clustering, the middle one of ``ks``."""
         if self.hierarchy is not None:
             return self.hierarchy.regions_at(self.threshold)
         return self.ks[len(self.ks) // 2]
 
     def at(self, height: float) -> Segments:
-        """The same segmentations with another threshold in [0, 1]."""
+        """Return a copy with another threshold in [0, 1]."""
         if not 0 <= height <= 1:
             raise ConfigurationError(f"The threshold must be from 0 to 1, got {height}.")
         return replace(self, threshold=height)
 
     def labels(self, k: int | None = None) -> NDArray[np.int32]:
-        """A label map (h, w), numbered from 0, with borders at the resolution of the photograph.
+        """Return a label map (h, w), numbered from 0, with borders at the resolution of the photograph.
 
         Args:
             k: any number of regions of the hierarchy, at most that of its leaves; after clustering, one of ``ks``.
@@ -117,7 +117,7 @@ class Segments:
         return refine_labels(self.small_labels(k), self.pixels)
 
     def small_labels(self, k: int | None = None) -> NDArray[np.int32]:
-        """The label map at the size (h', w') that was segmented."""
+        """Return the label map at the size (h', w') that was segmented."""
         k = self.k if k is None else k
         if self.hierarchy is not None and self.regions is not None:
             return self.hierarchy.levels([k])[0][self.regions]
@@ -132,7 +132,7 @@ class Segments:
         return refine_labels(self.regions, self.pixels, self.contours)
 
     def ucm(self) -> NDArray[np.float64]:
-        """The ultrametric contour map (2h' + 1, 2w' + 1); see :func:`~matbackprop.vision.segmentation.contour_map`.
+        """Return the contour map (2h' + 1, 2w' + 1); see :func:`~matbackprop.vision.segmentation.contour_map`.
 
         Raises:
             ConfigurationError: after clustering there is no hierarchy.
@@ -142,32 +142,32 @@ class Segments:
         return contour_map(self.regions, self.hierarchy)
 
     def with_regions(self, small: NDArray[np.int32], names: Sequence[str] = ()) -> Segments:
-        """The same photograph with a user-defined segmentation (h', w'), numbered from 0, and names of its regions.
+        """Return a copy with a user-defined segmentation (h', w'), numbered from 0, and names of its regions.
 
-        A region without a name has the name ``""``.
+        The name of an unnamed region is ``""``.
         """
         k = int(small.max()) + 1
         if names and len(names) != k:
-            raise ShapeError(f"{len(names)} names were given for {k} regions. Give one per region, or none.")
+            raise ShapeError(f"{len(names)} names were given for {k} regions. Pass one per region, or none.")
         gone = dict.fromkeys(("contours", "regions", "hierarchy"))
         return replace(self, ks=(k,), clusterings={k: small}, names=tuple(names), **gone)  # type: ignore[arg-type]
 
     def count(self, k: int | None = None) -> int:
-        """The number of regions of :meth:`labels`."""
+        """Return the number of regions of :meth:`labels`."""
         if self.hierarchy is not None:
             return min(self.k if k is None else k, self.hierarchy.count)
         return int(self.small_labels(k).max()) + 1
 
     def outlined(self, k: int | None = None) -> NDArray[np.uint8]:
-        """The photograph with the borders of the regions, wide enough to be visible when it fills a screen."""
+        """Return the photograph with borders, wide enough to be visible if the picture fills a screen."""
         return draw_boundaries(self.pixels, self.labels(k), width=max(1, round(max(self.size) / 600)))
 
     def painted(self, k: int | None = None) -> NDArray[np.uint8]:
-        """Every region in a different hue."""
+        """Return a picture with each region in a different hue."""
         return paint_labels(self.labels(k))
 
     def show(self, k: int | None = None) -> None:
-        """Open a window (or draw into the notebook) with the borders and the regions side by side."""
+        """Show the borders and the regions side by side, in a window or a notebook."""
         import matplotlib.pyplot as plt
 
         plt.figure(figsize=(12, 6 * self.size[0] / self.size[1] + 0.5), layout="constrained")
@@ -177,7 +177,7 @@ class Segments:
         plt.show()
 
     def _repr_png_(self) -> bytes:
-        """The picture that notebooks show: the photograph with its borders, at most 800 pixels wide or high."""
+        """Return the picture for notebooks: the photograph with borders, at most 800 pixels wide and high."""
         from PIL import Image
 
         picture, file = Image.fromarray(self.outlined()), io.BytesIO()
@@ -185,41 +185,10 @@ class Segments:
         picture.save(file, "PNG")
         return file.getvalue()
 
-    def to_coco(self, k: int | None = None) -> dict[str, Any]:
-        """The regions as a COCO data set of one image: exact masks, boxes and areas, one category per name."""
-        return export.to_coco(self, k)
-
-    def to_labelme(self, k: int | None = None) -> dict[str, Any]:
-        """The regions as LabelMe's polygons, large ones first: LabelMe has no holes, so later regions cover them."""
-        return export.to_labelme(self, k)
-
-    def to_svg(self, k: int | None = None) -> str:
-        """The regions as one SVG path each, in their mean colors."""
-        return export.to_svg(self, k)
-
-    def save(
-        self,
-        folder: str | Path = "segments",
-        k: int | None = None,
-        *,
-        formats: Sequence[export.Format] = ("png", "npz"),
-        stem: str | None = None,
-    ) -> dict[str, Path]:
-        """Write the segmentations.
-
-        Args:
-            folder: created if it does not exist.
-            k: number of regions in all files but npz and ucm2; None for the default, :attr:`k`.
-            formats: ``"png"`` (label map, ``-colors``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
-                ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
-                ``"ucm2"`` (the hierarchy as an ultrametric contour map, at the size that was segmented, in a .mat
-                file that the Berkeley benchmark's tools read).
-            stem: beginning of the names; None for that of the photograph.
-
-        Returns:
-            Kind of file → its path.
-        """
-        return export.save(self, folder, k, formats=formats, stem=stem)
+    to_coco = export.to_coco
+    to_labelme = export.to_labelme
+    to_svg = export.to_svg
+    save = export.save
 
 
 def segment(
@@ -288,7 +257,7 @@ def segment_frames(
 ) -> Iterator[Segments]:
     """Segment the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one by one.
 
-    Frames are independent: a region has another number in the next frame.
+    Frames are independent: the number of a region changes from frame to frame.
 
     Args:
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
@@ -365,24 +334,24 @@ def check_options(
     if not all(0.25 <= scale <= 4 for scale in scales):
         raise ConfigurationError(f"scales must be from 0.25 to 4, got {', '.join(map(str, scales))}.")
     if scales and not isinstance(model, ContourNet):
-        raise ConfigurationError("Only a contour network averages scales. Leave scales out, or choose another model.")
+        raise ConfigurationError("scales needs a contour network. Omit scales, or choose another model.")
     clusters = isinstance(model, DeepNCuts)
     numbers = tuple((CLUSTER_KS if clusters else LEVELS) if ks is None else check_ks(ks))
     if clusters and max(numbers) > _MAX_CLUSTERS:
-        raise ConfigurationError(f"{max(numbers)} clusters are too many. Ask for at most {_MAX_CLUSTERS}.")
+        raise ConfigurationError(f"{max(numbers)} clusters are too many. Use at most {_MAX_CLUSTERS}.")
     return numbers
 
 
 def threshold_of(model: ContourNet | None) -> float:
-    """The default threshold of a contour network, or of image gradients."""
+    """Return the default threshold of a contour network, or of image gradients."""
     return GRADIENT_THRESHOLD if model is None else model.config.threshold
 
 
 @torch.no_grad()
 def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] = ()) -> NDArray[np.float32]:
-    """Contours (b, h, w) of images (b, 3, h, w) of bytes.
+    """Compute contours (b, h, w) of images (b, 3, h, w) of bytes.
 
-    If scales are given, the mean over them and over mirror images, at the resolution of the images.
+    If scales are given, contours are averaged over scales and mirror images.
     """
     images = images.to(next(model.parameters()).device).float() / 255
     if not scales:
@@ -398,7 +367,7 @@ def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] 
 
 
 def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Contours (h, w) of an image (h, w, 3) without a network: 1 − exp(−g/s) of the gradient g of its Lab colors."""
+    """Compute contours (h, w) of an image (h, w, 3) without a network: 1 − exp(−g/s), g the gradient of Lab colors."""
     with needs("segmentation needs scikit-image", "'matbackprop[train]'"):
         from scipy.ndimage import gaussian_filter
         from skimage.color import rgb2lab
@@ -422,7 +391,7 @@ def divide(
 
 
 def read_input(x: Any) -> tuple[Picture, str]:
-    """Return a picture of any kind, and its file name.
+    """Read a picture and return it with its file name.
 
     Args:
         x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. If both
@@ -446,7 +415,7 @@ def read_input(x: Any) -> tuple[Picture, str]:
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ShapeError(
             f"A picture must be (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
-            f"{tuple(np.shape(x))}. Give several pictures as a list."
+            f"{tuple(np.shape(x))}. Pass several pictures as a list."
         )
     if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:  # NaN is neither
         array = (array * 255).round().astype(np.uint8)
@@ -460,7 +429,7 @@ def read_input(x: Any) -> tuple[Picture, str]:
 
 
 def shrink(pixels: NDArray[np.uint8], side: int) -> Tensor:
-    """Bytes (3, h, w) of a picture (h, w, 3) whose longer side is at most ``side``."""
+    """Return bytes (3, h, w) of a picture (h, w, 3), reduced to a longer side of at most ``side``."""
     image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     height, width = image.shape[-2:]
     if max(height, width) <= side:

@@ -15,8 +15,8 @@ class PairedInterval(NamedTuple):
     Attributes:
         difference: mean of first − second.
         low, high: bounds of the interval.
-        standard_error: of the mean difference.
-        confidence: of the interval.
+        standard_error: standard error of the mean difference.
+        confidence: confidence level of the interval.
         pairs: number of paired scores.
     """
 
@@ -44,7 +44,7 @@ def paired_bootstrap(
     samples: int = 10_000,
     seed: int = 0,
 ) -> PairedInterval:
-    """Interval for the mean difference of two methods scored on the same images, by resampling the images.
+    """Compute an interval for the mean difference of two methods on the same images, by resampling the images.
 
     Args:
         first: scores ``(n,)`` of one method, one for each image.
@@ -70,7 +70,7 @@ def paired_bootstrap(
     """
     a, b = (np.asarray(scores, dtype=np.float64) for scores in (first, second))
     if a.ndim != 1 or a.shape != b.shape or a.size < 2:
-        raise ShapeError(f"Paired scores have shapes {a.shape} and {b.shape}. Give two vectors of one length ≥ 2.")
+        raise ShapeError(f"Paired scores have shapes {a.shape} and {b.shape}. Pass two vectors of one length ≥ 2.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise NonFiniteError("A paired score is NaN or infinite. Leave the image out of both methods.")
     if not 0 < confidence < 1 or samples < 1:
@@ -78,7 +78,7 @@ def paired_bootstrap(
     difference = a - b
     generator = np.random.default_rng(seed)
     means = np.empty(samples)
-    for start in range(0, samples, 1000):  # blocks keep the table of indices small
+    for start in range(0, samples, 1000):  # in blocks, to bound memory
         stop = min(start + 1000, samples)
         means[start:stop] = difference[generator.integers(0, a.size, (stop - start, a.size))].mean(1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])

@@ -18,7 +18,7 @@ TOLERANCE = 0.0075
 
 
 def boundary_map(labels: Any) -> NDArray[np.bool_]:
-    """Thin boundary pixels of a label map, as the benchmark stores them for its human maps.
+    """Compute the thin boundaries of a label map, as the benchmark stores them for its human maps.
 
     A pixel is marked if the 2×2 block of which it is the upper left corner has two labels along one of its sides. The
     marks are then thinned to lines of one pixel.
@@ -81,7 +81,7 @@ def thin_boundaries(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 @cache
 def _thinning_tables() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether a pixel goes in the first and the second sub-iteration, for each of the 256 neighborhoods."""
+    """Whether a pixel is removed in each sub-iteration, for each of the 256 neighborhoods."""
     codes = np.arange(256)
     x = [((codes >> i) & 1).astype(bool) for i in range(8)]
     x.append(x[0])  # x₉ = x₁
@@ -98,7 +98,7 @@ def _thinning_tables() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def thin_contours(contours: Any) -> NDArray[np.float32]:
     """Thin a soft contour map by non-maximum suppression across the contours.
 
-    The procedure that published methods use before the benchmark (``edgesNms`` of Dollár's toolbox with r = 1, s = 5,
+    This is the procedure of published methods before the benchmark (``edgesNms`` of Dollár's toolbox with r = 1, s = 5,
     m = 1.01): smooth slightly, estimate the orientation from second derivatives of a smoother map, set pixels to zero
     that have a stronger neighbor across the contour, and fade out the outermost five pixels of the image.
 
@@ -118,7 +118,7 @@ def thin_contours(contours: Any) -> NDArray[np.float32]:
 
     strength = np.asarray(contours, dtype=np.float32)
     if strength.ndim != 2 or strength.size == 0:
-        raise ShapeError(f"The contour map has shape {strength.shape}. It must be (height, width).")
+        raise ShapeError(f"contours must be (height, width) and not empty, got shape {strength.shape}.")
     if not ((strength >= 0) & (strength <= 1)).all():
         raise DomainError("The contour map has values outside [0, 1]. Divide it by its largest possible value.")
 
@@ -180,17 +180,11 @@ def match_boundaries(
 
 
 class _Pixels(NamedTuple):
-    """Pixels of a mask in an image with a margin of empty pixels.
+    """Pixels of a mask in an image with a margin of empty pixels."""
 
-    Attributes:
-        place: flat positions of the pixels, ascending.
-        number: at each flat position the number of the pixel, or −1.
-        step: width of the image with its margin.
-    """
-
-    place: NDArray[np.int32]
-    number: NDArray[np.int32]
-    step: int
+    place: NDArray[np.int32]  # flat positions of the pixels, ascending
+    number: NDArray[np.int32]  # at each flat position the number of the pixel, or −1
+    step: int  # width of the image with its margin
 
     @classmethod
     def of(cls, mask: NDArray[np.bool_], margin: int) -> _Pixels:
@@ -202,8 +196,8 @@ class _Pixels(NamedTuple):
 
 
 def _match(one: _Pixels, two: _Pixels, offsets: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each pixel of the first and of the second mask is matched."""
-    if one.place.size > two.place.size:  # the smaller mask has the rows: fewer pixels search for partners
+    """Return whether each pixel of the first and of the second mask is matched."""
+    if one.place.size > two.place.size:  # the smaller mask has the rows: fewer edges
         second, first = _match(two, one, offsets)
         return first, second
     steps = (offsets @ (two.step, 1)).astype(np.int32)
@@ -240,7 +234,7 @@ def _greedy_matching(
 def _augment(
     row: NDArray[np.int32], column: NDArray[np.int32], partner: NDArray[np.int32], inverse: NDArray[np.int32]
 ) -> NDArray[np.int32]:
-    """Make a matching as large as possible by a maximum flow from unmatched rows to unmatched columns.
+    """Enlarge a matching to a maximum matching by a maximum flow from unmatched rows to unmatched columns.
 
     ``row`` and ``column`` are the pairs within the tolerance, sorted by row, then by column.
     """
@@ -275,7 +269,7 @@ def _augment(
 def _offsets(tolerance: float, height: int, width: int) -> tuple[NDArray[np.int64], int]:
     """Offsets (row, column) within the tolerance, nearest first, and the largest of them."""
     if tolerance < 0:
-        raise DomainError(f"The tolerance is {tolerance}. Give a non-negative fraction of the image diagonal.")
+        raise DomainError(f"tolerance must be a non-negative fraction of the image diagonal, got {tolerance}.")
     radius = tolerance * float(np.hypot(height, width))
     margin = int(radius)
     offsets = np.indices((2 * margin + 1, 2 * margin + 1)).reshape(2, -1).T - margin
@@ -287,10 +281,10 @@ def _offsets(tolerance: float, height: int, width: int) -> tuple[NDArray[np.int6
 def boundary_counts(
     segmentations: Sequence[Any], ground_truth: Sequence[Any], tolerance: float = TOLERANCE
 ) -> NDArray[np.int64]:
-    """Counts of matched and of all boundary pixels of one image, from which precision and recall are pooled.
+    """Count matched and all boundary pixels of one image, for pooled precision and recall.
 
-    Recall counts the matched pixels of every human map. Precision counts a pixel of the segmentation as matched if at
-    least one human map has a partner for it.
+    Recall counts the matched pixels of every human map. Precision counts a pixel of the segmentation as matched if it
+    is matched in at least one human map.
 
     Args:
         segmentations: label maps ``(h, w)``.
@@ -311,7 +305,7 @@ def boundary_counts(
 def contour_counts(
     contours: Any, ground_truth: Sequence[Any], *, thresholds: int = 99, tolerance: float = TOLERANCE
 ) -> NDArray[np.int64]:
-    """Counts as of :func:`boundary_counts` for a soft contour map, cut at evenly spaced thresholds.
+    """Count boundary pixels as :func:`boundary_counts` does, for a soft contour map at evenly spaced thresholds.
 
     The map is thinned by :func:`thin_contours`, which fades out the outermost five pixels of the image. At each
     threshold i/(n + 1), i = 1 … n, the pixels at or above it are thinned to lines and matched.
@@ -358,14 +352,14 @@ def _counts(
 
 
 def f_measure(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Recall, precision and F = 2PR/(P + R) from counts ``(…, 4)`` of :func:`boundary_counts`; 0 without pixels."""
+    """Compute recall, precision and F = 2PR/(P + R) from counts ``(…, 4)``; 0 without pixels."""
     recall = counts[..., 0] / np.maximum(counts[..., 1], 1)
     precision = counts[..., 2] / np.maximum(counts[..., 3], 1)
     return recall, precision, harmonic_mean(precision, recall)
 
 
 def boundary_f_measure(segmentation: Any, ground_truth: Sequence[Any], tolerance: float = TOLERANCE) -> float:
-    """F-measure of the boundaries of one segmentation against the human maps of an image.
+    """Compute the F-measure of the boundaries of one segmentation against the human maps of an image.
 
     The arguments are those of :func:`boundary_counts`. F is 0 if the segmentation or all human maps have no boundary.
 

@@ -1,4 +1,4 @@
-"""Scores of the segmentations of many images, and the summaries of the benchmark and of the paper."""
+"""Score the segmentations of many images and summarize them as the benchmark and the paper do."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def score_image(
     objects: bool = False,
     tolerance: float = TOLERANCE,
 ) -> ImageScores:
-    """All measures of one image.
+    """Compute all measures of one image.
 
     Args:
         id: name of the image, for error messages and tables.
@@ -115,21 +115,15 @@ def score_maps(
 
 
 def score_images(
-    segmentations: Mapping[str, Maps],
-    ground_truth: Mapping[str, Maps],
-    *,
-    boundary: bool = False,
-    objects: bool = False,
-    tolerance: float = TOLERANCE,
-    workers: int = 0,
+    segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], *, workers: int = 0, **options: Any
 ) -> Iterator[ImageScores]:
     """Score many images and yield the scores in order.
 
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
         ground_truth: human maps of at least these images, or functions that read them.
-        boundary, objects, tolerance: as in :func:`score_image`.
         workers: number of processes; 0 and 1 stay in this one.
+        options: ``boundary``, ``objects`` and ``tolerance`` of :func:`score_image`.
 
     Yields:
         Scores in the order of ``segmentations``.
@@ -139,12 +133,12 @@ def score_images(
             whose files cannot be read or whose maps do not fit together.
     """
     if not segmentations:
-        raise DataError("There is no segmentation to evaluate.")
+        raise DataError("There is no segmentation to evaluate. Pass at least one image.")
     without = [name for name in segmentations if name not in ground_truth]
     if without:
         shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
-        raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}.")
-    score = partial(_score, boundary=boundary, objects=objects, tolerance=tolerance)
+        raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}. Add the maps.")
+    score = partial(_score, **options)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
     for result in parallel_map(score, jobs, workers):
@@ -166,7 +160,7 @@ def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
 
 
 def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
-    """Scores of a data set from the scores of its images.
+    """Compute the scores of a data set from the scores of its images.
 
     ODS uses one segmentation number for all images, OIS the best one for each image. Covering pools all human maps, so
     an image with more annotators weighs more. PRI, VI, the paper's measures and precision and recall of objects and
@@ -192,7 +186,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     """
     scores = list(scores)
     if not scores:
-        raise DataError("No image was scored. Give at least one.")
+        raise DataError("No image was scored. Pass at least one.")
     summary: dict[str, float] = {}
     for row, summarize_rows in MEASURES.values():
         rows = [row(score) for score in scores]
@@ -219,7 +213,7 @@ def _covering_scores(rows: Sequence[NDArray[np.float64]]) -> dict[str, float]:
 
 
 def boundary_scores(counts: Sequence[NDArray[np.int64]]) -> dict[str, float]:
-    """ODS, OIS and average precision of boundaries from the counts ``(t, 4)`` of each image."""
+    """Compute ODS, OIS and average precision of boundaries from the counts ``(t, 4)`` of each image."""
     best = [count[f_measure(count)[2].argmax()] for count in counts]
     return {
         "boundary_ods": boundary_curve(counts)["ods"]["f"] if _same_number(counts) else float("nan"),
@@ -245,7 +239,7 @@ MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str
 def over_scales(
     values: Sequence[NDArray[np.float64]], best: Callable[[NDArray[np.float64]], Any] = np.max
 ) -> tuple[float, float]:
-    """ODS and OIS of a score whose mean over images counts; ODS is NaN if images have different numbers of scores.
+    """Compute ODS and OIS of a score that is averaged over images; ODS is NaN if the numbers of scores differ.
 
     Example:
         >>> over_scales([np.array([0.2, 0.6]), np.array([0.8, 0.3])])
@@ -260,7 +254,7 @@ def _same_number(values: Sequence[NDArray[Any]] | NDArray[Any]) -> bool:
 
 
 def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
-    """Area under the curve of boundary precision over recall, as the benchmark measures it.
+    """Compute the area under the curve of boundary precision over recall, as the benchmark does.
 
     Precision is interpolated linearly at recalls 0, .01, … 1, and is 0 outside the recalls of the segmentations. The
     area is NaN if images have different numbers of segmentations.
@@ -276,7 +270,7 @@ def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.
 
 
 def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> dict[str, Any]:
-    """Boundary precision and recall over levels, from pooled counts, and the best point between neighboring levels.
+    """Compute boundary precision and recall of all levels from pooled counts, and the best point between levels.
 
     Args:
         counts: of each image, ``(t, 4)`` as of ``boundary_counts``, the same t for all images.
@@ -303,7 +297,7 @@ def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> d
 def evaluate_segmentations(
     segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], **options: Any
 ) -> dict[str, float]:
-    """Evaluate segmentations of many images: :func:`summarize` of :func:`score_images`, which has the options.
+    """Evaluate segmentations of many images: :func:`summarize` of :func:`score_images`, with its options.
 
     Example:
         >>> half = [[0, 0, 1, 1]]

@@ -1,4 +1,4 @@
-"""Objects and parts: how many regions of a segmentation are people's objects, or parts of them."""
+"""Precision and recall of objects and parts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +15,11 @@ PART = 0.25
 PART_WEIGHT = 0.1
 """Weight of a part relative to an object."""
 COVERED = 0.99
-"""Fraction of the image beyond which smaller regions are no candidates."""
+"""Fraction of the image that candidates cover."""
 
 
 def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
-    """Precision and recall of objects and parts of one image's segmentations.
+    """Compute precision and recall of objects and parts for the segmentations of one image.
 
     Let p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a human map. *Candidates* are the
     largest regions of a map, in order of area, while those before them cover less than 99 % of the image. Candidates r
@@ -60,7 +60,6 @@ def score_objects(people: HumanMaps, overlaps: Sequence[Overlaps]) -> NDArray[np
 
 
 def _candidates(areas: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which regions are large enough to be matched."""
     order = np.argsort(-areas, kind="stable")
     before = np.cumsum(areas[order]) - areas[order]
     chosen = np.zeros(len(areas), dtype=bool)
@@ -98,5 +97,5 @@ def _precision_and_recall(overlaps: Overlaps, people: HumanMaps) -> tuple[float,
 
 
 def best_f(pairs: NDArray[np.float64]) -> float:
-    """The largest F-measure of precision and recall ``(t, 2)``."""
+    """Return the largest F-measure of precision and recall ``(t, 2)``."""
     return float(harmonic_mean(pairs[:, 0], pairs[:, 1]).max())

@@ -34,11 +34,11 @@ class RegionScores:
 
 
 def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer]:
-    """A two-dimensional NumPy array of integer labels, from an array, a tensor or nested lists.
+    """Convert an array, a tensor or nested lists to a two-dimensional array of integer labels.
 
     Args:
         labels: integers or booleans ``(h, w)``; floats must be whole numbers.
-        name: of the map in error messages.
+        name: name of the map in error messages.
 
     Returns:
         The labels ``(h, w)``, integer.
@@ -70,7 +70,7 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
 
     Args:
         labels: integers ``(h, w)``.
-        name: of the map in error messages.
+        name: name of the map in error messages.
 
     Returns:
         The renumbered map ``(h, w)``, int64, and the number k of regions.
@@ -92,7 +92,7 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
 
 
 def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> RegionScores:
-    """All region measures of the segmentations of one image against all its human maps.
+    """Compute all region measures of the segmentations of one image against its human maps.
 
     With n the pixels shared by a human region R and a region R′ of the segmentation, N the pixels of the image:
     IoU(R, R′) = n/(|R| + |R′| − n), Cover(S → G) = Σ_R |R| max_R′ IoU(R, R′) / N,
@@ -139,15 +139,15 @@ def score_regions(people: HumanMaps, overlaps: Sequence[Overlaps]) -> RegionScor
         disagreement = 0.5 * (square_sum + np.sum(own * own)) - np.add.reduceat(shared * shared, blocks)
         rand[t] = 1 - disagreement / max(pixels * (pixels - 1) / 2, 1)
         joint = np.add.reduceat(_xlog2x(shared), blocks)
-        # A distance is never negative; rounding could make it so for equal partitions.
+        # Rounding may give a negative distance for equal partitions.
         information[t] = np.maximum((log_sum + _xlog2x(own).sum() - 2 * joint) / pixels, 0)
     return RegionScores(covering, rand, information, np.add.reduceat(areas * best, first) / pixels, pixels)
 
 
 def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
-    """Covering of a human map by a segmentation, Σ_R |R| max_R′ IoU(R, R′) / N; see :func:`region_scores`.
+    """Compute the covering of a human map by a segmentation, Σ_R |R| max_R′ IoU(R, R′) / N; see :func:`region_scores`.
 
-    It is in (0, 1], 1 for equal partitions, and not symmetric: the regions of the human map are covered.
+    It is in (0, 1], and 1 for equal partitions. It is not symmetric: the regions of the human map are covered.
 
     Example:
         >>> segmentation_covering([[0, 0, 1, 1]], [[0, 0, 0, 1]])
@@ -157,7 +157,7 @@ def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
 
 
 def rand_index(segmentation: Any, ground_truth: Any) -> float:
-    """Rand index of two label maps: the fraction of pairs of pixels that both join or both separate.
+    """Compute the Rand index of two label maps: the fraction of pairs of pixels that both join or both separate.
 
     The probabilistic Rand index (PRI) is its mean over annotators.
 
@@ -169,7 +169,7 @@ def rand_index(segmentation: Any, ground_truth: Any) -> float:
 
 
 def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
-    """Variation of information of two label maps in bits, H(S|G) + H(G|S): a metric on partitions.
+    """Compute the variation of information of two label maps in bits, H(S|G) + H(G|S): a metric on partitions.
 
     Example:
         >>> variation_of_information([[0, 0, 1, 1]], [[0, 1, 0, 1]])
@@ -197,8 +197,8 @@ class Overlaps(NamedTuple):
 class HumanMaps(NamedTuple):
     """The human maps of one image and their common refinement, whose regions are called atoms.
 
-    There are some thousand atoms in a hundred thousand pixels. A segmentation is counted against atoms once, and all
-    human maps add up atoms instead of pixels.
+    An image has about a thousand atoms. The overlaps of a segmentation with atoms are counted once and summed for each
+    human map.
 
     Attributes:
         shape: height and width.
@@ -217,7 +217,7 @@ class HumanMaps(NamedTuple):
     @classmethod
     def of(cls, maps: Sequence[Any]) -> HumanMaps:
         if not maps:
-            raise ShapeError("There is no human map. Give at least one.")
+            raise ShapeError("There is no human map. Pass at least one.")
         compact = [compact_labels(labels, f"human map {g + 1}") for g, labels in enumerate(maps)]
         shape, atoms = compact[0][0].shape, compact[0][0].ravel()
         for g, (labels, count) in enumerate(compact):
@@ -233,7 +233,7 @@ class HumanMaps(NamedTuple):
     def all_overlaps(self, segmentations: Sequence[Any]) -> list[Overlaps]:
         """Count the pixels that each segmentation shares with all human regions."""
         if not segmentations:
-            raise ShapeError("There is no segmentation. Give at least one label map.")
+            raise ShapeError("There is no segmentation. Pass at least one label map.")
         return [self._overlaps(labels, f"segmentation {t + 1}") for t, labels in enumerate(segmentations)]
 
     def _overlaps(self, segmentation: Any, name: str) -> Overlaps:
@@ -249,7 +249,7 @@ class HumanMaps(NamedTuple):
 def _count(
     codes: NDArray[np.int64], size: int, weights: NDArray[np.int64] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Codes that occur, ascending, and their numbers or summed weights (exact below 2⁵³)."""
+    """Return the codes that occur, ascending, and their numbers or summed weights (exact below 2⁵³)."""
     if size <= _DENSE_CELLS:
         table = np.bincount(codes, weights, minlength=size)
         present = np.flatnonzero(table)
@@ -270,6 +270,6 @@ def _xlog2x(counts: NDArray[np.int64]) -> NDArray[np.float64]:
 def check_size(name: str, shape: tuple[int, ...], other: str, expected: tuple[int, ...]) -> None:
     """Raise :class:`ShapeError` if two maps differ in size."""
     if shape != expected:
-        fix = "Transpose one of them" if shape == expected[::-1] else "Bring them to one size"
+        fix = "Transpose one of them" if shape == expected[::-1] else "Resize one of them"
         sizes = ["×".join(map(str, size)) for size in (shape, expected)]
         raise ShapeError(f"{name} has size {sizes[0]}, but {other} {sizes[1]}. {fix}.")

@@ -54,8 +54,8 @@ class _PerImage(Metric):
         rows = cast(list[Tensor], self.rows)
         if rows and rows[0].shape[1:] != row.shape[1:]:
             raise ShapeError(
-                f"This image has {len(segmentations)} segmentations, unlike the images before. Give the same number "
-                "for all images."
+                f"This image has {len(segmentations)} segmentations, unlike the images before. Pass the same "
+                "number for all images."
             )
         rows.append(row)
 

@@ -356,7 +356,6 @@ def segmentation_grid(
 
 
 def _painted(row: Sequence[ArrayLike | None]) -> list[NDArray[np.uint8] | None]:
-    """The pictures of a row; label maps are colored alike."""
     arrays = [None if cell is None else np.asarray(cell) for cell in row]
     maps = [a for a in arrays if a is not None and a.ndim == 2 and a.dtype.kind in "biu"]
     pictures: list[NDArray[np.uint8] | None] = []

@@ -44,12 +44,7 @@ _TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="u
 
 
 class Page:
-    """A page assembled from parts in order.
-
-    Args:
-        title: the heading.
-        subtitle: a line under it.
-    """
+    """A page assembled from parts in order."""
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self.title = title
@@ -142,7 +137,6 @@ def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
 
 
 def _facts(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> str:
-    """Return the subtitle: seed, steps, time, revision."""
     versions = starts[-1] if starts else {}
     facts = [f"seed {versions['seed']}"] if "seed" in versions else []
     if metrics:

@@ -75,7 +75,6 @@ class Table:
         return list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
 
     def _right_aligned(self) -> list[bool]:
-        """Whether each column has numbers and no text."""
         return [
             any(_number(cell) is not None for cell in column) and not any(isinstance(cell, str) for cell in column)
             for column in self._columns()

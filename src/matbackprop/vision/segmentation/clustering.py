@@ -27,9 +27,9 @@ class KMeans(NamedTuple):
 
 
 def center_scores(points: Tensor, centers: Tensor) -> Tensor:
-    """Scores x·c − ½‖c‖² (*b, m, n·K), largest for the nearest center, affine in x.
+    """Compute scores x·c − ½‖c‖² (*b, m, n·K), largest for the nearest center.
 
-    Because they are affine, bilinear upsampling of scores equals scoring upsampled points.
+    Scores are affine in x, so bilinear upsampling of scores equals scoring upsampled points.
     """
     flat = centers.flatten(-3, -2)
     return points @ flat.mT - 0.5 * (flat * flat).sum(-1).unsqueeze(-2)

@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import ShapeError
 
-_STRIP = 96  # rows of the small map that are refined together, so that memory stays flat
+_STRIP = 96  # rows of the small map that are refined together, to bound memory
 _MARGIN = 4  # rows on both sides that are computed with them
 
 
@@ -82,6 +82,6 @@ def _refine_strip(
     slope = gaussian_gradient_magnitude(luma, max(1.0, 0.15 * size[0] / len(labels)))
     slope /= np.quantile(slope[~fixed], 0.95) + 1e-6
     elevation = np.minimum(slope, 1.0) + resize(ridge, size, order=1)
-    mask = binary_dilation(~fixed, iterations=1)  # only the rim of an interior takes part
+    mask = binary_dilation(~fixed, iterations=1)  # of an interior, only its rim is needed
     grown = watershed(elevation, np.where(fixed & mask, big + 1, 0), mask=mask)
     return np.where(fixed | (grown == 0), big, grown - 1).astype(np.int32)

@@ -36,7 +36,7 @@ class Embedding(NamedTuple):
 
 
 def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding:
-    """Coordinates of the relaxed normalized cut of W = FFᵀ or FΛFᵀ, for all K ≤ k from one small eigenproblem.
+    """Compute coordinates of the relaxed normalized cut of W = FFᵀ or FΛFᵀ, for all K ≤ k from one small eigenproblem.
 
     With the degrees d of W and the top eigenvectors U of M = D^(−½)WD^(−½), the points are xᵢ = uᵢ/√dᵢ with weights dᵢ.
     They are piecewise constant if the cut is perfect (D^(−½)Z, not D^(½)Z as printed). The cost is O(md²). A row of
@@ -78,7 +78,7 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
 
 
 def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
-    """Coordinates of the space that the soft objective trains: the rows of F(FᵀF + (λ/d)I)^(−½), tr FᵀF = 1.
+    """Compute coordinates of the space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½), tr FᵀF = 1.
 
     The points are in the principal axes. Their eigenvalues s/(s + λ/d) are those of the soft projector Π_λ, and their
     sum is its soft rank.
@@ -122,13 +122,13 @@ class NCutSpace:
     leading: ClassVar[bool] = True
 
     def embed(self, f: Tensor, most: int) -> Embedding:
-        """Coordinates for up to ``most`` clusters."""
+        """Return the coordinates for up to ``most`` clusters."""
         return ncut_embedding(f, most, lam=self.lam)
 
 
 @dataclass(frozen=True)
 class SoftSpace:
-    """The space that the soft objective trains: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
+    """The space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
 
     Attributes:
         ridge: λ.
@@ -138,14 +138,14 @@ class SoftSpace:
     leading: ClassVar[bool] = False
 
     def embed(self, f: Tensor, most: int) -> Embedding:
-        """All coordinates, for any number of clusters."""
+        """Return all coordinates, for any number of clusters."""
         return soft_embedding(f, ridge=self.ridge)
 
 
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
 """Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""
 CELLS = 2400
-"""About how many points clusters are found on."""
+"""Approximate number of points on which clusters are found."""
 
 
 class Segmentation(NamedTuple):
@@ -182,8 +182,8 @@ def segment_features(
     """Segment images by clustering their features: every K from one small eigenproblem.
 
     The features are embedded on their grid and clustered on a working grid. The scores of the clusters are upsampled to
-    full size, which equals scoring upsampled coordinates because scores are affine. Each pixel takes the cluster of the
-    largest score, and clusters are split into connected components.
+    full size, which equals scoring upsampled coordinates because scores are affine. Each pixel is assigned
+    to the cluster of the largest score, and clusters are split into connected components.
 
     Args:
         f: features (*b, h, w, d); non-negative for the space of the normalized cut.

@@ -152,15 +152,10 @@ class Analysis:
         return replace(self, edits=self.past[-1], past=self.past[:-1]) if self.past else self
 
     def stage(self, photo: str, view: str = "regions") -> dict[str, Any]:
-        """Return the input of ``stage.js``.
+        """Return the input of ``stage.js`` for the address of the photograph and one of :data:`VIEWS`.
 
-        Args:
-            photo: address of the photograph.
-            view: one of :data:`VIEWS`.
-
-        Returns:
-            Address, size and description of the picture, its regions as runs of equal labels (label, length, …) in
-            row-major order, their names, and the time: the page ignores a response older than the one it shows.
+        Regions are runs of equal labels (label, length, …) in row-major order. The page ignores responses that are
+        older than the one it shows.
         """
         flat = self.partition[self.leaves].ravel()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])

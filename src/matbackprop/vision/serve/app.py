@@ -47,7 +47,7 @@ MAX_WAITING = 64
 MAX_PHOTOGRAPHS = 24
 """Photographs of a visitor."""
 READING = 30.0
-"""Seconds for reading photographs that were dropped together; other visitors wait meanwhile."""
+"""Seconds for reading photographs that were dropped together, while other visitors wait."""
 
 FORMATS = {"PNG pictures": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
            "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip
@@ -265,7 +265,6 @@ _SLOW: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "analyze", **
 
 
 def _photographs(page: gr.Blocks, events: _Events) -> None:
-    """Lay out the first tab and connect its events."""
     state = gr.State(events.start, time_to_live=AGE * 6)
     with gr.Row():
         with gr.Column(scale=5, min_width=300):
@@ -309,7 +308,6 @@ def _tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> 
 
 
 def _gradients(tab: gr.Tab) -> None:
-    """Lay out the second tab and connect its events."""
     lock = threading.Lock()  # matplotlib's settings are global
 
     def update(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:

@@ -182,15 +182,12 @@ def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
 
 
 class Training(NamedTuple):
-    """A short training with one method.
-
-    Attributes:
-        losses: one per step, up to the last that is finite.
-        failed: the first step with a gradient that is not finite; None if there is none.
-    """
+    """A short training with one method."""
 
     losses: list[float]
+    """One per step, up to the last finite one."""
     failed: int | None
+    """The first step with a non-finite gradient."""
 
 
 @cache

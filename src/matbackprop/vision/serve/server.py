@@ -34,10 +34,7 @@ FULL = "The page holds too many files. Try again in ten minutes."
 class Limits:
     """ASGI middleware: refuses other hosts and sites, large requests, and requests while too many files are kept.
 
-    Args:
-        app: the application.
-        folder: its files.
-        hosts: accepted host names; empty accepts all.
+    An empty tuple of hosts accepts all.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], folder: Path, hosts: tuple[str, ...] = LOOPBACK) -> None:
@@ -110,14 +107,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """Serves an application in a thread.
-
-    Args:
-        app: an ASGI application.
-        sock: the listening socket.
-        folder: the files of the page.
-        hosts: accepted host names; empty accepts all.
-    """
+    """Serve an ASGI application on a listening socket, in a thread. ``folder`` contains the files of the page."""
 
     def __init__(self, app: Any, sock: socket.socket, folder: Path, hosts: tuple[str, ...] = LOOPBACK) -> None:
         self.folder = folder
