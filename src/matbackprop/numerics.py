@@ -74,11 +74,8 @@ def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
     """Relative size of a singular value below which it counts as zero.
 
-    Args:
-        dtype: dtype of the data.
-        compute: dtype of the computation, which bounds the tolerance from below.
-        rank_tol: None for the rounding of the data (`data_rounding`), the dtype whose precision the data have (a
-            float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
+    ``rank_tol`` is None for the rounding of the data (`data_rounding`), the dtype whose precision the data have (a
+    float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
     """
     if isinstance(rank_tol, torch.dtype):
         dtype = rank_tol
@@ -98,11 +95,8 @@ def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: f
 def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
     """Fraction of the largest of n eigenvalues, or singular values, at or below which another one counts as zero.
 
-    Args:
-        dtype: dtype of the data. Entries computed in it have a few units of rounding error; 16-bit entries count as
-            exact, with the rounding of float32.
-        compute: dtype of the decomposition, which adds up to n units.
-        n: the order.
+    Entries computed in the dtype of the data have a few units of rounding error; 16-bit entries count as exact, with
+    the rounding of float32. The decomposition adds up to n units.
     """
     eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return 4 * max(eps, n * torch.finfo(compute).eps)

@@ -47,13 +47,10 @@ def noise_floor(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> floa
 
 
 def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol: float | None = None) -> Tensor:
-    """Return whether a Gram matrix with these ascending eigenvalues is too inaccurate, ``(*batch,)``.
+    """Return whether a Gram matrix with ascending eigenvalues ``(*batch, n)`` is too inaccurate, ``(*batch,)``.
 
-    Args:
-        values: λ ``(*batch, n)``.
-        fine: whether float64 digits are needed; otherwise those of float32.
-        shift: added to the eigenvalues before they are used.
-        tol: fraction of λ_max below which eigenvalues count as zero.
+    ``shift`` is added to the eigenvalues before they are used. Those below ``tol`` times the largest count as zero.
+    Without ``fine`` float32 digits are needed.
     """
     top = values[..., -1:]
     lost = values + shift < top / SPREAD[fine]

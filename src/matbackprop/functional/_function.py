@@ -64,10 +64,7 @@ def _split(saved: Any) -> tuple[list[Tensor], Any]:
 def _derivative(
     formula: Any, widen: bool, saved: Sequence[Any], given: Sequence[Any], *between: Any
 ) -> tuple[Any, ...]:
-    """Run a formula without autocast, and in float64 if it may be differentiated again.
-
-    Derivatives of its plain operations may run later under autocast, which does not change float64.
-    """
+    """Run a formula without autocast, and in float64 if it may be differentiated again, later and under autocast."""
     first = next(v for v in given if v is not None)
     widen = widen and first.dtype in _WIDER and differentiated_again()
     if widen:
@@ -182,10 +179,7 @@ class _Product(Operation):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A @ B of batches of the same shape, for use outside an operation, with derivatives that ignore autocast.
-
-    Only float32 needs it, because autocast does not change float64.
-    """
+    """A @ B of batches of the same shape, with derivatives that ignore autocast, which does not change float64."""
     return apply(_Product, a, b) if a.dtype == torch.float32 else a @ b
 
 

@@ -1,9 +1,8 @@
 """Polar decomposition A = QP.
 
-With A = QP the variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is
-a division by σᵢ + σⱼ, i ≠ j: repeated singular values are not singular points. `_SkewSolve` takes P as the
-differentiable input and its eigenvalues and eigenvectors as constants, so that derivatives of every order are exact.
-For complex A, ᵀ is the conjugate transpose here, and the diagonal of Ω is imaginary instead of zero.
+The variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is a division
+by σᵢ + σⱼ, i ≠ j. P is the differentiable input, and its eigenvalues and eigenvectors are constants, so derivatives of
+every order are exact. For complex A, ᵀ is the conjugate transpose, and the diagonal of Ω is imaginary instead of zero.
 """
 
 from __future__ import annotations
@@ -30,11 +29,9 @@ class PolarFactors(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """The differentiable input (P or A), the result, and the eigenvalues and eigenvectors of P."""
-
-    x: Tensor
+    x: Tensor  # the differentiable input, P or A
     out: Tensor
-    values: Tensor
+    values: Tensor  # of P
     vectors: Tensor
 
 
@@ -126,8 +123,7 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
     """Q of A ``(*b, m, n)``, m ≥ n, a rotation if requested.
 
     If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
-    the dtype whose precision the data have. A reflection becomes a rotation by the sign of its last
-    direction: Q = W diag(1, …, ±1) Vᵀ and the last eigenvalue of P is ±σ.
+    the dtype whose precision the data have. For a rotation Q = W diag(1, …, ±1) Vᵀ, and the last eigenvalue of P is ±σ.
     """
     w, s, vh = batched_svd(a.detach(), fine=is_double(carried))
     if rotation and s.shape[-1]:

@@ -31,11 +31,8 @@ def row_eigh(
     diagonal with the squared singular values, and the rows are left singular vectors times singular values, all
     accurate.
 
-    Args:
-        x: rows ``(*b, m, d)`` in the dtype of the computation.
-        w: weights ≥ 0 ``(*b, m)``; may be trainable, also if they are zero.
-        lost: maps eigenvalues ``(*b, d)`` to whether the product is too inaccurate ``(*b,)``.
-        ties, check: as in `eigh`.
+    ``lost`` maps eigenvalues ``(*b, d)`` to whether the product is too inaccurate ``(*b,)``. The weights w ≥ 0
+    ``(*b, m)`` may be trainable, also if they are zero.
     """
     m, d = x.shape[-2:]
     decompose = partial(eigh, ties=ties, check=check, precision=real_dtype(x.dtype))

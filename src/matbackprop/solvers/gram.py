@@ -37,11 +37,8 @@ def drop_noise(s: Tensor, eps: Tensor, shape: torch.Size) -> Tensor:
 def gram_eigh(x: Tensor, eps: Tensor, fine: bool, *, products: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     """s, Q, Y with XXᵀ = Q diag(s) Qᵀ and Y = QᵀX, s not sorted.
 
-    Args:
-        x: X ``(*batch, n, k)``, real or complex.
-        eps: ε ≥ 0 ``(*batch,)``; errors of s far below it do not matter.
-        fine: whether X carries float64 digits; otherwise those of float32 are computed.
-        products: whether Y is always returned; otherwise it is empty if s + ε is accurate without it.
+    Errors of s far below ε ``(*batch,)`` do not matter. Without ``fine`` float32 digits are computed, and without
+    ``products`` Y is empty if s + ε is accurate without it.
     """
     s, q = batched_eigh(x @ x.mH)
     readable = is_double(x.dtype) and x.numel() > 0 and x.is_cpu and is_plain(q, eps)
@@ -65,14 +62,8 @@ def _narrow(s: Tensor, shift: Tensor, fine: bool) -> bool:
 def separate_rows(q: Tensor, y: Tensor, eps: Tensor, fine: bool, limit: float) -> tuple[Tensor, Tensor]:
     """Rotate Q and Y = QᵀX until the rows of Y are orthogonal relative to each row's norm, not to the largest.
 
-    On CUDA nothing synchronizes: for ``fine`` a Newton step is always taken, and a kernel inspects the rows.
-
-    Args:
-        q: eigenvectors of XXᵀ in columns ``(*batch, n, n)``; may be written to.
-        y: ``(*batch, n, k)``; may be written to.
-        eps: ε ``(*batch,)``.
-        fine: whether float64 digits are needed.
-        limit: largest |yᵢ·yⱼ|/√(λᵢλⱼ) that may remain, λ = s + ε.
+    Q and Y may be written to. ``limit`` is the largest |yᵢ·yⱼ|/√(λᵢλⱼ) that may remain, λ = s + ε. On CUDA nothing
+    synchronizes: for ``fine``, float64 digits, a Newton step is always taken, and a kernel inspects the rows.
     """
     return (_separate if is_plain(q, y, eps) else _operator)(q, y, eps, fine, limit)
 

@@ -146,17 +146,8 @@ def leading_pairs(
     A Krylov space of b vectors contains at most b copies of a repeated eigenvalue. If b eigenvalues found are close,
     the largest eigenvalue outside the span of the pairs found is therefore computed until it is below λ_k.
 
-    Args:
-        products: maps columns ``(n, r)`` to A times them.
-        like: ``(n,)`` tensor with the order, dtype and device of A.
-        k: number of pairs.
-        tolerance: residuals ‖Av − λv‖ to stop at, as a fraction of the largest |λ|.
-        most: largest number of products with one vector.
-        generator: for random vectors.
-        coarse: returns the same products in single precision, for the first iterations.
-
-    Raises:
-        SolverError: not converged.
+    ``products`` maps columns ``(n, r)`` to A times them, and ``coarse`` returns the same products in single precision,
+    for the first iterations. The iteration stops at residuals ‖Av − λv‖ below ``tolerance`` times the largest |λ|.
     """
     budget = _Budget(products, most, generator, like)
     n = len(like)
