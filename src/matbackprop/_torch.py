@@ -13,10 +13,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function, forward_ad
 
 WHOLE_GRAPHS = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 11)
-"""Whether torch.compile traces the operators into one graph.
-
-torch 2.6 confuses the saved tensors of a Function and returns wrong gradients.
-"""
+"""Whether torch.compile traces the operators into one graph. With torch 2.6 gradients in such a graph are wrong."""
 
 
 def outside_old_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,10 +56,7 @@ def forward_mode_active() -> bool:
 
 
 def differentiated_again() -> bool:
-    """Whether a derivative may be differentiated again.
-
-    If not (an ordinary training step, a compiled graph), a formula runs without a Function.
-    """
+    """Whether a derivative may be differentiated again; not in an ordinary training step or a compiled graph."""
     return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 

@@ -148,7 +148,7 @@ def _log_ratio(gap: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    """Expand at the argument with the larger λ^p, so that only negligible terms leave the range."""
+    # Expanded at the argument with the larger λ^p, so that only negligible terms leave the range.
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     end = torch.where(p > 0, high, low)
     gap = (a - b).abs_()
@@ -451,7 +451,7 @@ FunctionLike = str | SpectralFunction | tuple[Callable[..., Tensor], Callable[..
 
 
 def named_function(name: str) -> SpectralFunction:
-    """Return a built-in function by name: log, sqrt, inv_sqrt, exp, inverse."""
+    """Return log, sqrt, inv_sqrt, exp or inverse."""
     try:
         return _NAMED[name]
     except KeyError:

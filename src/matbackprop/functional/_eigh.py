@@ -1,7 +1,6 @@
-"""The EIG layer of the paper: eigenvalues and eigenvectors of symmetric matrices with both adjoints.
+"""Eigenvalues and eigenvectors of symmetric matrices with both adjoints.
 
-For Hermitian matrices ᵀ is the conjugate transpose here. Their eigenvectors are determined up to a phase; dU has the
-gauge diag(UᵀdU) = 0, and a loss that depends on the phase has no gradient.
+Eigenvectors of Hermitian matrices are determined up to a phase; dU has the gauge diag(UᵀdU) = 0.
 """
 
 from __future__ import annotations
@@ -27,10 +26,7 @@ class Eigenpairs(NamedTuple):
 
 
 def largest_positive(v: Tensor) -> Tensor:
-    """Multiply each column by a sign or phase that makes its largest entry positive.
-
-    The phase is differentiated with the vector, so that results do not depend on the solver's phase.
-    """
+    """Multiply each column by a sign or phase, which is differentiated, that makes its largest entry positive."""
     return v * positive_phase(v)
 
 
@@ -119,10 +115,9 @@ def eigh(
 
     Gradient:
         dλ = diag(UᵀdAU), dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ); backward U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ.
-        Second order by differentiating these, correct if no pair is tied. Never inf or NaN at ties, where the loss
-        has a gradient only if it does not depend on the choice of vectors. Even then the gradients of λ and U do
-        not determine it, because the antisymmetric part of UᵀG_U over the gap is 0/0. For functions of A use
-        `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. A loss of eigenvalues
+        Second order by differentiating these, correct if no pair is tied. Never inf or NaN at ties, where the gradients
+        of λ and U do not determine that of A, even if the loss does not depend on the choice of vectors. For functions
+        of A use `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. A loss of eigenvalues
         only never raises; the gradient of a repeated eigenvalue is that of the computed vector.
 
     Example:

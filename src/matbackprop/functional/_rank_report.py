@@ -13,8 +13,7 @@ from matbackprop.functional._normalized_cut import align
 from matbackprop.numerics import autocast_off, gram_tolerance
 from matbackprop.solvers import batched_svd
 
-# J₂ is exactly 1/2 if one rank is missing, which rounding must not certify.
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # J₂ is exactly 1/2 if one rank is missing
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ Ties = Literal["raise", "drop", "broaden"]
 
 
 def largest_entry(a: Tensor) -> Tensor:
-    """The largest absolute value of each matrix, (*batch, 1, 1)."""
+    """The largest absolute value of each matrix ``(*batch, 1, 1)``."""
     size = a.abs()
     return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
 
