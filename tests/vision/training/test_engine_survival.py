@@ -2,10 +2,8 @@
 
 import logging
 import os
-import random
 import signal
 import sys
-import time
 
 import pytest
 
@@ -22,32 +20,6 @@ from matbackprop.vision.training.run_folder import RunFolder
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
 
 OPTIONS = {"checkpoint_every_steps": 2, "max_epochs": 2}
-
-
-def test_kill_at_random_times_during_training(tmp_path):
-    draw = random.Random(7)
-    run = RunFolder(tmp_path / "run")
-    kills = furthest = 0
-
-    def kill(process, run):
-        count, deadline = furthest + draw.randrange(1, 5), time.monotonic() + 60
-        while len(run.read_metrics()) < count and process.is_alive() and time.monotonic() < deadline:
-            time.sleep(0.002)
-        time.sleep(draw.uniform(0.0, 0.03))
-        process.kill()
-
-    for _ in range(40):
-        ended = in_process(tiny_config(run.path, **OPTIONS, resume=True, pause=0.01), meanwhile=kill)
-        step = saved_step(run)
-        assert step >= furthest, "a step that was saved is lost"
-        furthest = step
-        if ended.code == 0 or step == 12:
-            break
-        kills += 1
-        if kills == 8:
-            break
-    assert kills >= 2
-    assert_resumes(run, log_every=1, pause=0.01)
 
 
 def assert_few_steps_are_lost(run):
