@@ -115,7 +115,10 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.inference.segmenting import check_options
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
-    _check(config)
+    if config.k is not None and config.k < 1:
+        raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
+    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
+        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
     paths = find_pictures(config.images)
     device = choose_device(config.device)
     model = None if config.model == "none" else load_segmenter(config.model, device.type)
@@ -156,13 +159,6 @@ def main(config: Config) -> dict[str, Any]:
         "kept": [path.as_posix() for path in kept],
         "skipped": skipped,
     }
-
-
-def _check(config: Config) -> None:
-    if config.k is not None and config.k < 1:
-        raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
-    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
-        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
 
 
 _Results = Iterable[tuple[Path, dict[str, Any] | DataError]]

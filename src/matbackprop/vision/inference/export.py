@@ -161,10 +161,9 @@ def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) ->
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """Return the path relative to a folder; absolute if it is on another drive."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:
+    except ValueError:  # on another drive
         return path.resolve().as_posix()
 
 

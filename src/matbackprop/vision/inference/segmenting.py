@@ -304,17 +304,12 @@ def segment_photograph(
 
 
 class Prepared(NamedTuple):
-    """A picture that was read.
-
-    Attributes:
-        pixels: (h, w, 3) bytes.
-        small: (3, h', w') the same, reduced to the size at which it is segmented.
-        origin: ``name``, ``path`` and ``note`` of :class:`Segments`.
-    """
+    """A picture that was read, and its copy (3, h', w') at the size that is segmented."""
 
     pixels: NDArray[np.uint8]
     small: Tensor
     origin: dict[str, Any]
+    """``name``, ``path`` and ``note`` of :class:`Segments`."""
 
 
 def prepare(x: Any, side: int) -> Prepared:

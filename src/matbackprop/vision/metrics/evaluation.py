@@ -117,7 +117,7 @@ def score_maps(
 def score_images(
     segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], *, workers: int = 0, **options: Any
 ) -> Iterator[ImageScores]:
-    """Score many images and yield the scores in order.
+    """Score many images.
 
     Args:
         segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).

@@ -163,7 +163,7 @@ def curves(
     *,
     panels: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:
-    """Draw the curves of a run, one panel per quantity, stages of the same quantity together.
+    """Draw the curves of a run, one panel per quantity, with its stages in one panel.
 
     Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
     gets a logarithmic axis. Missing and null values (metrics that were not finite) are skipped.
@@ -230,7 +230,7 @@ def lines(
     Args:
         series: name → (x, y).
         path: file to write, or ``None``.
-        title, xlabel, ylabel: of the plot.
+        title, xlabel, ylabel: title and axis labels.
         log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
         emphasis: name of the line to draw thicker.
 
@@ -320,8 +320,8 @@ def segmentation_grid(
 ) -> Figure:
     """Draw images next to their segmentations, like the paper's qualitative figure.
 
-    Regions have the colors of the regions that they overlap most in the last label map of their row, which is usually
-    a person's.
+    Regions have the colors of the regions that they overlap most in the last label map of their row, usually a human
+    map.
 
     Args:
         columns: the titles of the columns.

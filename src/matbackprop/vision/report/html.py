@@ -129,7 +129,6 @@ def _key_value(values: Mapping[str, Any]) -> Table:
 
 
 def _headlines(summary: Mapping[str, Any]) -> dict[str, float | str]:
-    """Return the headline numbers: the best score, then metrics (``val/error``), then the rest."""
     flat = {k: v for k, v in _flatten(summary) if is_number(v)}
     best = {f"best {summary['best_metric']}": flat.pop("best")} if "best_metric" in summary and "best" in flat else {}
     measures_first = dict(sorted(flat.items(), key=lambda item: "/" not in item[0]))

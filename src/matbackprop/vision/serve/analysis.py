@@ -1,4 +1,4 @@
-"""A segmented photograph on the page: regions at a height of the hierarchy, edits, views and exports."""
+"""Segmented photographs of the page: regions at a height of the hierarchy, edits, views and exports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from matbackprop.vision.segmentation import Hierarchy, split_region, unite_regio
 MAX_SIDE = 800
 """Longest side of a photograph on the page."""
 MAX_PAST = 100
-"""Steps that can be undone."""
+"""Number of steps that can be undone."""
 VIEWS = ("regions", "contours", "heights")
 
 Pixels = NDArray[np.uint8]
@@ -57,7 +57,7 @@ def sample_photographs(folder: Path) -> list[Path]:
 
 
 class Edit(NamedTuple):
-    """A set of leaves that is separated from the others ("split"), united ("merge"), or both ("name")."""
+    """An edit that separates a set of leaves from the others ("split"), unites it ("merge"), or both ("name")."""
 
     action: str
     leaves: NDArray[np.bool_]
@@ -105,7 +105,7 @@ class Analysis:
 
     @property
     def names(self) -> list[str]:
-        """The name of each region; empty for none. A region that was edited afterwards has none."""
+        """Names of the regions, ``""`` for none. An edit of a region removes its name."""
         names = [""] * self.count
         for action, leaves, name in self.edits:
             region = self.partition[leaves.argmax()]
@@ -119,20 +119,20 @@ class Analysis:
         return int(self.partition.max()) + 1
 
     def at(self, height: float) -> Analysis:
-        """Show another height. Edits are kept."""
+        """Return a copy at another height, with the same edits."""
         return replace(self, height=height)
 
     def region(self, x: int, y: int) -> int:
-        """The number of the region at a pixel of the photograph."""
+        """Return the number of the region at a pixel of the photograph."""
         height, width = self.leaves.shape
         return int(self.partition[self.leaves[min(max(y, 0), height - 1), min(max(x, 0), width - 1)]])
 
     def mask(self, x: int, y: int) -> NDArray[np.bool_]:
-        """The region at a pixel (h, w)."""
+        """Return the mask (h, w) of the region at a pixel."""
         return self.partition[self.leaves] == self.region(x, y)
 
     def edited(self, x: int, y: int, action: str) -> Analysis:
-        """Divide (``"split"``) or unite (``"merge"``) the region at a pixel of the photograph."""
+        """Split (``"split"``) the region at a pixel of the photograph, or merge it with others (``"merge"``)."""
         region = self.region(x, y)
         after = {"split": split_region, "merge": unite_region}[action](self.tree, self.partition, region)
         if after.max() == self.partition.max():
@@ -148,7 +148,7 @@ class Analysis:
         return replace(self, edits=(*self.edits, *edits)[-2 * MAX_PAST :], past=(*self.past[-MAX_PAST:], self.edits))
 
     def undone(self) -> Analysis:
-        """Undo the last edit or name."""
+        """Return a copy without the last edit."""
         return replace(self, edits=self.past[-1], past=self.past[:-1]) if self.past else self
 
     def stage(self, photo: str, view: str = "regions") -> dict[str, Any]:
@@ -177,7 +177,7 @@ class Analysis:
         }
 
     def _ink(self, strength: Any) -> str:
-        """A map (h', w') in [0, 1] as the address of a picture; high values are dark."""
+        """Return a map (h', w') in [0, 1] as a data URL of a picture; high values are dark."""
         bytes_ = (255 * (1 - np.clip(strength, 0, 1))).round().astype(np.uint8)
         height, width = self.leaves.shape
         file = io.BytesIO()
@@ -187,7 +187,7 @@ class Analysis:
     def export(self, folder: Path, kind: Format) -> Path:
         """Write a file named after the photograph, or an archive if there are several, and return its path.
 
-        npz and ucm2 hold the whole hierarchy; the other formats hold the regions that are shown.
+        npz and ucm2 contain the whole hierarchy, the other formats the regions that are shown.
         """
         shown = self.segments
         if kind not in ("npz", "ucm2"):
@@ -207,7 +207,7 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
 
     Args:
         photograph: (h, w, 3) bytes.
-        model: a trained network; None uses only colors.
+        model: a contour network; None for image gradients.
         name: file name of the photograph.
 
     Raises:
@@ -220,5 +220,5 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
     """
     segments = replace(segment_photograph(photograph, model), name=name)
     if segments.hierarchy is None:
-        raise ConfigurationError("This model has no hierarchy of regions. Choose a contour network.")
+        raise ConfigurationError("The model has no hierarchy of regions. Choose a contour network.")
     return Analysis(segments, segments.threshold)

@@ -81,7 +81,7 @@ exact.** The slider changes the gap of two other eigenvalues. The reference has 
 
 
 class Photograph(NamedTuple):
-    """File name, path of the reduced file, and a note about its values."""
+    """A photograph: file name, path of the reduced copy, and a note about its values."""
 
     name: str
     path: Path
@@ -90,7 +90,7 @@ class Photograph(NamedTuple):
 
 @dataclass
 class Visit:
-    """A visitor's photographs, the selected one, and the latest analyses. Changed under the lock of the events."""
+    """Photographs of a visitor, the selected one, and the latest analyses. Events change it while they hold a lock."""
 
     photographs: list[Photograph]
     selected: int = 0
@@ -107,7 +107,7 @@ class Visit:
         return self.analyses.get(self.photograph.path)
 
     def keep(self, photograph: Photograph, analysis: Analysis) -> None:
-        """Store the latest analysis of a photograph and drop the oldest of others."""
+        """Store the analysis of a photograph and drop the oldest ones."""
         self.analyses.pop(photograph.path, None)
         self.analyses[photograph.path] = analysis
         for path in list(self.analyses)[:-MAX_OPEN]:
@@ -121,10 +121,7 @@ def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify
         analyze: photograph (h, w, 3), file name → :class:`~matbackprop.vision.serve.analysis.Analysis`.
         folder: folder of uploads, samples and exports; the caller removes it.
         about: a line about the model.
-        classify: photograph, mask → class name → probability; None if names can only be typed.
-
-    Returns:
-        The page; see :func:`application`.
+        classify: photograph, mask → class name → probability; None to disable suggestions.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     with gr.Blocks(title="matbackprop", analytics_enabled=False) as page:
@@ -142,7 +139,7 @@ def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify
 
 
 def application(page: gr.Blocks) -> FastAPI:
-    """The page as an ASGI application."""
+    """Return the page as an ASGI application."""
     fonts = ["Inter", "system-ui", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
     mono = ["ui-monospace", "Menlo", "Consolas", "monospace"]
     theme = gr.themes.Base(primary_hue="blue", neutral_hue="gray", font=fonts, font_mono=mono, radius_size="md")

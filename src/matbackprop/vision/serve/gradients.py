@@ -58,7 +58,7 @@ def _quiet() -> Iterator[None]:
 
 
 def matrix(spectrum: str, exponent: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """A symmetric matrix with these eigenvalues, rounded to ``dtype``. Dead channels stay exactly decoupled.
+    """Return a symmetric matrix with a spectrum, rounded to ``dtype``. Dead channels are exactly decoupled.
 
     Example:
         >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
@@ -71,7 +71,7 @@ def matrix(spectrum: str, exponent: int, dtype: torch.dtype = torch.float64) -> 
 
 
 def _rotated(values: Tensor, seed: int) -> Tensor:
-    """An 8×8 matrix with these eigenvalues in a random basis; dead channels have ε on the diagonal."""
+    """Return an 8×8 matrix with these eigenvalues in a random basis; dead channels have ε on the diagonal."""
     n = len(values)
     q, _ = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
     a = EPS * torch.eye(8, dtype=torch.float64)
@@ -109,7 +109,7 @@ def _composed(pair: tuple[Tensor, Tensor], function: str) -> Tensor:
 
 
 def isqrt(a: Tensor, steps: int = 5) -> Tensor:
-    """Matrix square root by Newton–Schulz steps on A/tr A, post-compensated by √tr A; approximate.
+    """Approximate the matrix square root by Newton–Schulz steps on A/tr A, post-compensated by √tr A; approximate.
 
     Y ← Y(3I − ZY)/2, Z ← (3I − ZY)Z/2 from Y = A/tr A, Z = I; Y tends to the root.
 
@@ -155,7 +155,7 @@ def gradient(method: str, a: Tensor, function: str) -> Tensor:
 
 
 def truth(a: Tensor, function: str) -> NDArray[np.float64]:
-    """The same gradient in 50 digits: Q(Γ∘(QᵀGQ))Qᵀ with the quotients (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ), g′ at ties."""
+    """Compute the same gradient in 50 digits: Q(Γ∘(QᵀGQ))Qᵀ with quotients (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ), g′ at ties."""
     with mpmath.workdps(_DIGITS):
         g = getattr(mpmath, function)
         slope = {"log": lambda x: 1 / x, "sqrt": lambda x: 1 / (2 * mpmath.sqrt(x))}[function]
@@ -170,7 +170,7 @@ def truth(a: Tensor, function: str) -> NDArray[np.float64]:
 
 @cache
 def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
-    """Method → relative error of its gradient at each of :data:`GAPS`; NaN if it is not finite."""
+    """Return method → relative errors of its gradient at :data:`GAPS`; NaN for non-finite gradients."""
     out: dict[str, list[float]] = {name: [] for name in methods(function)}
     for exponent in GAPS:
         a = matrix(spectrum, exponent, DTYPES[dtype])
@@ -194,7 +194,7 @@ class Training(NamedTuple):
 def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, Training]:
     """Train features F with g(FᵀF + εI) = g(T) by Adam, from features whose Gram matrix has the chosen spectrum.
 
-    T is a matrix with eigenvalues from ½ to 4; channels that are dead stay dead. The loss is the mean squared error.
+    T has eigenvalues from ½ to 4 on the channels that are not dead. The loss is the mean squared error.
     """
     live = _live(spectrum)
     target = _rotated(torch.linspace(0.5, 4, live, dtype=torch.float64), seed=3)
@@ -225,13 +225,13 @@ def _train_one(method: str, start: Tensor, goal: Tensor, function: str) -> Train
 
 
 def gap_text(exponent: int) -> str:
-    """``"10⁻⁸"``, or ``"0"`` at :data:`TIE`."""
+    """Return the text of a gap, such as ``"10⁻⁸"``, or ``"0"`` at :data:`TIE`."""
     power = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "0" if exponent == TIE else f"10{power}"
 
 
 def explore(spectrum: str, exponent: int, function: str, dtype: str) -> tuple[str, str]:
-    """Return a sentence about one choice, and HTML: a table, the errors by gap, and the losses of a training."""
+    """Return a sentence and HTML for one choice: a table, errors over the gap, and losses of a training."""
     measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
     here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
     autograd = here["torch.linalg.eigh + autograd"]

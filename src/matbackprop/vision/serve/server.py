@@ -28,7 +28,7 @@ AGE = 600
 """Seconds after which files are removed."""
 MAX_CONNECTIONS = 256
 """Open connections; further requests are refused."""
-FULL = "The page holds too many files. Try again in ten minutes."
+FULL = "The page stores too many files. Try again in ten minutes."
 
 
 class Limits:
@@ -119,7 +119,7 @@ class Server:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [sock]}, daemon=True)
 
     def start(self) -> None:
-        """Start and wait until requests are answered."""
+        """Start, and return when requests are answered."""
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.05)
