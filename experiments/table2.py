@@ -231,7 +231,7 @@ class Table2:
             key = row.preset, row.variant, row.zoom, seed
             if trained[:1] != (key,):
                 trained = key, *self.model(row, seed)
-            return self.score(row, *trained[1:], seed)
+            return self.score(row, trained[1], trained[2], seed)
 
         for seed in self.config.seeds:
             for row in self.chosen.values():
