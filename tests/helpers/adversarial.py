@@ -700,24 +700,20 @@ ROWS = [
         _chosen("eps", 0.1, 1e-6),
         counted=_without_rounding(_negative),
     ),
-    _pool(
-        "pool_thin_log",
-        "e",
-        lambda f, e, problem: [truth.pool(f, e[0], _log, noise=True)],
-        lambda f, e, **o: mb.second_order_pool(f, eps=e, **o),
-        tall=False,
-    ),
-    _pool(
-        "pool_primal_log",
-        "e",
-        lambda f, e, problem: [truth.pool(f, e[0], _log, noise=True)],
-        lambda f, e, **o: mb.second_order_pool(f, eps=e, **o),
-        tall=True,
+    *(
+        _pool(
+            f"pool_{form}_log",
+            "e",
+            lambda f, e, problem: [truth.pool(f, e[0], _log)],
+            lambda f, e, **o: mb.second_order_pool(f, eps=e, **o),
+            tall=form == "primal",
+        )
+        for form in ("thin", "primal")
     ),
     _pool(
         "pool_thin_sqrt_weighted",
         "w",
-        lambda f, w, problem: [truth.pool(f, _eps(problem), mpmath.sqrt, w, noise=True)],
+        lambda f, w, problem: [truth.pool(f, _eps(problem), mpmath.sqrt, w)],
         lambda f, w, **o: mb.second_order_pool(f, function="sqrt", weight=w, **o),
         tall=False,
     ),
@@ -725,7 +721,7 @@ ROWS = [
         _pool(
             f"pool_{form}_weighted_power",
             "wep",
-            lambda f, w, e, p, problem: [truth.pool(f, e[0], _power(p[0]), w, noise=True)],
+            lambda f, w, e, p, problem: [truth.pool(f, e[0], _power(p[0]), w)],
             lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
             tall=form == "primal",
         )
@@ -734,7 +730,7 @@ ROWS = [
     _pool(
         "pool_regions_centered",
         "w",
-        lambda f, w, problem: [truth.pool(f, _eps(problem), _log, w, center=True, noise=True)],
+        lambda f, w, problem: [truth.pool(f, _eps(problem), _log, w, center=True)],
         lambda f, w, **o: mb.second_order_pool(f, weight=w.unsqueeze(-2), center=True, **o).squeeze(-3),
         tall=True,
         is_complex=0,
@@ -743,7 +739,7 @@ ROWS = [
         _pool(
             f"pool_by_{method}",
             "",
-            lambda f, problem: [truth.pool(f, _eps(problem), _log, noise=True)],
+            lambda f, problem: [truth.pool(f, _eps(problem), _log)],
             lambda f, method=method, **o: mb.second_order_pool(f, method=method, **o),
             tall=True,
             unit=2.0**-26,
@@ -765,7 +761,7 @@ ROWS = [
         Row(
             f"whiten_{name}",
             _pooled("w", tall=name != "thin"),
-            lambda x, w, problem: [truth.whiten(x, w, _eps(problem), noise=True)],
+            lambda x, w, problem: [truth.whiten(x, w, _eps(problem))],
             lambda x, w, **o: mb.whiten(x, weight=w, **o),
             relative=(1,),
             least=1.0,
@@ -775,7 +771,7 @@ ROWS = [
     Row(
         "whiten_pca",
         _pooled("w", tall=True),
-        lambda x, w, problem: [truth.whiten(x, w, _eps(problem), axes=True, noise=True)],
+        lambda x, w, problem: [truth.whiten(x, w, _eps(problem), axes=True)],
         lambda x, w, **o: mb.whiten(x, weight=w, method="pca", **o),
         lambda y: (y * y,),
         relative=(1,),

@@ -89,15 +89,6 @@ def log(a):
     return compose(u, [mpmath.log(x) for x in positive(values)])
 
 
-def sqrt(a, share):
-    """Square root; eigenvalues above −``share`` times the largest one count as zero."""
-    values, u = eig(a)
-    least = -share * max((abs(x) for x in values), default=mpf(0))
-    if any(x < least for x in values):
-        raise Undefined("nonnegative")
-    return compose(u, [mpmath.sqrt(max(x, 0)) for x in values])
-
-
 def exp(a):
     values, u = eig(a)
     if any(x > 1e4 for x in values):
@@ -126,8 +117,8 @@ def gram(f, weights=None):
     return f.T * (f if weights is None else diagonal(weights) * f)
 
 
-def pool(f, eps, g, weights=None, center=False, noise=False):
-    """g(Fᵀ diag(w) F + εI), directions of F at the level of rounding of float64 left out unless ``noise``."""
+def pool(f, eps, g, weights=None, center=False):
+    """g(Fᵀ diag(w) F + εI)."""
     d = f.cols
     w = [mpf(1)] * f.rows if weights is None else list(weights)
     if center and f.rows:
@@ -135,10 +126,7 @@ def pool(f, eps, g, weights=None, center=False, noise=False):
         mean = [sum(w[i] * f[i, j] for i in range(f.rows)) / (total or 1) for j in range(d)]
         f = mpmath.matrix([[f[i, j] - mean[j] for j in range(d)] for i in range(f.rows)])
     values, v = eig(gram(f, w)) if f.rows else ([mpf(0)] * d, mpmath.eye(d))
-    most = max(values, default=mpf(0))
-    floor = 0 if noise else (max(f.rows, d) * mpf(2) ** -52) ** 2 * most
-    values = [x if x > floor else mpf(0) for x in values]
-    return compose(v, [g(x + eps) for x in values])
+    return compose(v, [g(max(x, 0) + eps) for x in values])
 
 
 def span(x, tol):
@@ -390,17 +378,17 @@ def _centered(x, w):
     total = sum(w)
     if total == 0:
         raise Undefined("weights")
-    share = [v / total for v in w]
-    mean = [sum(share[i] * x[i, j] for i in range(x.rows)) for j in range(x.cols)]
-    return mpmath.matrix([[x[i, j] - mean[j] for j in range(x.cols)] for i in range(x.rows)]), share
+    fraction = [v / total for v in w]
+    mean = [sum(fraction[i] * x[i, j] for i in range(x.rows)) for j in range(x.cols)]
+    return mpmath.matrix([[x[i, j] - mean[j] for j in range(x.cols)] for i in range(x.rows)]), fraction
 
 
-def whiten(x, w, eps, noise=False, axes=False):
+def whiten(x, w, eps, axes=False):
     """(X − 1μᵀ)(Σ + εI)^(−½), or the squares of (X − 1μᵀ)U(Λ + ε)^(−½), the largest variance first."""
-    rows, share = _centered(x, w)
+    rows, fraction = _centered(x, w)
     if not axes:
-        return rows * pool(rows, eps, lambda v: 1 / mpmath.sqrt(v), share, noise=noise)
-    values, u = eig(gram(rows, share))
+        return rows * pool(rows, eps, lambda v: 1 / mpmath.sqrt(v), fraction)
+    values, u = eig(gram(rows, fraction))
     if any(b - a <= mpf(10) ** -15 * values[-1] for a, b in itertools.pairwise(values)):
         return None
     y = rows * u
@@ -564,8 +552,8 @@ def spd_mean_of_two(a, b, weights, metric):
 def spd_mean(points, weights, metric):
     """The matrix at which the weighted velocities to all points cancel, by Newton steps with a difference quotient."""
     total = sum(weights)
-    share = [w / total for w in weights]
-    m = sum((w * log(a) for w, a in zip(share, points, strict=True)), mpmath.matrix(points[0].rows))
+    fraction = [w / total for w in weights]
+    m = sum((w * log(a) for w, a in zip(fraction, points, strict=True)), mpmath.matrix(points[0].rows))
     m = exp(m)
     if metric == "log_euclidean":
         return m
@@ -573,7 +561,7 @@ def spd_mean(points, weights, metric):
     places = [(i, j) for i in range(n) for j in range(i + 1)]
 
     def velocity(m):
-        way = sum((w * spd_log_map(m, a, metric) for w, a in zip(share, points, strict=True)), mpmath.matrix(n))
+        way = sum((w * spd_log_map(m, a, metric) for w, a in zip(fraction, points, strict=True)), mpmath.matrix(n))
         return mpmath.matrix([way[i, j] for i, j in places])
 
     def nudged(m, by):
