@@ -91,7 +91,7 @@ def _trials(place: Place, system: str) -> list[dict[str, Any]]:
         second[-1] = (fast, 192, 0)
     out: list[dict[str, Any]] = []
     if system == "first":
-        out = [{"optimizer.rate": rate, "model.input_dropout": share} for rate, share in first]
+        out = [{"optimizer.rate": rate, "model.input_dropout": dropout} for rate, dropout in first]
     else:
         for rate, width, which in second:
             tap = place.pooled[which]

@@ -123,8 +123,8 @@ class Head(nn.Module):
     def moments(self, cells: Tensor, weight: Tensor) -> Tensor:
         """Weighted second moments of the projected cells, plus ε."""
         x = self.project(cells)
-        share = weight / weight.sum(-1, keepdim=True)
-        return x.mT @ (share.unsqueeze(-1) * x) + EPS * torch.eye(x.shape[-1])
+        fraction = weight / weight.sum(-1, keepdim=True)
+        return x.mT @ (fraction.unsqueeze(-1) * x) + EPS * torch.eye(x.shape[-1])
 
     def forward(self, cells: Tensor, weight: Tensor) -> Tensor:
         return self.classify(vectorize_symmetric(self.root(self.moments(cells, weight))))

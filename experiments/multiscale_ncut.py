@@ -13,18 +13,17 @@ import torch
 from numpy.typing import NDArray
 from scipy import sparse
 from scipy.signal import fftconvolve
+from scipy.sparse.linalg import LinearOperator, eigsh, splu
 from torch import Tensor
-
-from matbackprop.errors import SolverError
 
 # The settings for images with sides of 121 to 500 pixels.
 RADII = (2, 3, 7)  # in units of the layer
 EDGE_SCALES = (1.0, 2.0, 4.0)
 LAYER_WEIGHTS = (2000.0, 4000.0, 10000.0)
 STEP = 3  # a node represents 3×3 nodes of the layer below
-EDGE_SHARE = 0.08 / np.sqrt(0.5)
-INTENSITY_SHARE = 0.12
-CONTOUR_SHARE = 0.1
+EDGE_FRACTION = 0.08 / np.sqrt(0.5)
+INTENSITY_FRACTION = 0.12
+CONTOUR_FRACTION = 0.1
 NEIGHBOR_FRACTION = 0.01
 ORIENTATIONS = 6
 
@@ -54,11 +53,10 @@ def multiscale_labels(image: NDArray[np.float64], ks: Sequence[int]) -> list[Ten
     graph = multiscale_graph(image)
     grid = graph.grids[0]
     pixels = grid[0] * grid[1]
-    count = min(max(ks), max(1, pixels - 2))
-    vectors = torch.from_numpy(constrained_eigenvectors(graph, count)[1][:pixels])
+    vectors = torch.from_numpy(constrained_eigenvectors(graph, max(ks))[1][:pixels])
     labels = []
     for k in ks:
-        leading = torch.nn.functional.normalize(vectors[:, : min(k, count)], dim=-1)
+        leading = torch.nn.functional.normalize(vectors[:, :k], dim=-1)
         labels.append((leading @ yu_shi_rotation(leading)).argmax(-1).view(grid))
     return labels
 
@@ -128,11 +126,10 @@ def multiscale_graph(image: NDArray[np.float64]) -> MultiscaleGraph:
     """Affinities of three layers of an image and the constraints between them.
 
     In each layer w = min over channels of √(w_ic·w_i) + 0.1·w_ic, with w_ic the intervening contour and
-    w_i = exp(−(ΔI/(0.12·std))²). A layer that would have fewer than 2×2 nodes is left out. In an image ``(c, h, w)``
-    without contrast every affinity is that of equal pixels.
+    w_i = exp(−(ΔI/(0.12·std))²).
     """
     grids = [(image.shape[1], image.shape[2])]
-    while len(grids) < len(RADII) and min(grids[-1]) >= 2 * STEP:
+    while len(grids) < len(RADII):
         grids.append((-(-grids[-1][0] // STEP), -(-grids[-1][1] // STEP)))
     blocks, constraints = [], []
     colors = image
@@ -155,12 +152,11 @@ def _layer_affinity(image: NDArray[np.float64], colors: NDArray[np.float64], lay
     place = np.stack([rows.ravel(), columns.ravel()], 1) * stride + stride // 2
     place = np.minimum(place, np.array(image.shape[1:]) - 1)
     edges = [_scaled_edges(channel, EDGE_SCALES[layer]) for channel in image]
-    spread = [INTENSITY_SHARE * float(channel.std()) for channel in image]
+    spread = [INTENSITY_FRACTION * float(channel.std()) for channel in image]
     number = np.arange(height * width).reshape(height, width)
-    nothing = np.empty(0, dtype=np.int64)
-    entries: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = [(nothing, nothing, np.empty(0))]
+    entries: list[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]] = []
     for dy, dx in _half_disc(RADII[layer]):
-        if abs(dy) >= height or abs(dx) >= width:
+        if dy >= height or abs(dx) >= width:
             continue
         one = number[: height - dy, max(0, -dx) : width - max(0, dx)].ravel()
         two = number[dy:, max(0, dx) : width - max(0, -dx)].ravel()
@@ -168,20 +164,18 @@ def _layer_affinity(image: NDArray[np.float64], colors: NDArray[np.float64], lay
         for channel, (energy, phase), deviation in zip(colors, edges, spread, strict=True):
             contour = intervening_contour(energy, phase, place[one], place[two])
             flat = channel.ravel()
-            difference = (flat[one] - flat[two]) / deviation if deviation > 0 else np.zeros(one.size)
-            weight = np.minimum(weight, np.sqrt(contour * np.exp(-(difference**2))) + CONTOUR_SHARE * contour)
+            difference = (flat[one] - flat[two]) / deviation
+            weight = np.minimum(weight, np.sqrt(contour * np.exp(-(difference**2))) + CONTOUR_FRACTION * contour)
         entries.append((one, two, weight))
     one, two, weight = (np.concatenate(parts) for parts in zip(*entries, strict=True))
     upper = sparse.coo_array((weight, (one, two)), shape=(number.size, number.size)).tocsr()
-    equal = sparse.diags(np.full(number.size, 1 + CONTOUR_SHARE))  # a pixel and itself: no contour, no difference
+    equal = sparse.diags(np.full(number.size, 1 + CONTOUR_FRACTION))  # a pixel and itself: no contour, no difference
     return sparse.csr_array(upper + upper.T + equal)
 
 
 def _scaled_edges(channel: NDArray[np.float64], scale: float) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     energy, phase = edge_energy(channel, scale)
-    largest = energy.max()
-    # Energies near 1e-16 on an image without contrast are rounding errors, not edges.
-    return (energy / (largest * EDGE_SHARE) if largest > 1e-12 else np.zeros_like(energy)), phase
+    return energy / (energy.max() * EDGE_FRACTION), phase
 
 
 def _half_disc(radius: int) -> list[tuple[int, int]]:
@@ -203,15 +197,13 @@ def _children_to_parents(fine: tuple[int, int], coarse: tuple[int, int]) -> spar
     """Mean over the children of every coarse node, ``(coarse, fine)``; blocks at the border may have fewer than 3×3."""
     rows, columns = np.arange(fine[0]) // STEP, np.arange(fine[1]) // STEP
     parent = (rows[:, None] * coarse[1] + columns).ravel()
-    share = 1.0 / np.bincount(parent)[parent]
+    fraction = 1.0 / np.bincount(parent)[parent]
     shape = (coarse[0] * coarse[1], fine[0] * fine[1])
-    return sparse.csr_array(sparse.coo_array((share, (parent, np.arange(parent.size))), shape=shape))
+    return sparse.csr_array(sparse.coo_array((fraction, (parent, np.arange(parent.size))), shape=shape))
 
 
 def _stack_constraints(parents: list[sparse.csr_array], grids: list[tuple[int, int]]) -> sparse.csr_array:
     sizes = [height * width for height, width in grids]
-    if not parents:
-        return sparse.csr_array((0, sizes[0]))
     rows = []
     for layer, mean in enumerate(parents):
         parts: list[Any] = [sparse.csr_array((sizes[layer + 1], size)) for size in sizes]
@@ -232,39 +224,22 @@ def constrained_eigenvectors(
     Returns:
         Descending eigenvalues ``(count,)`` and x = D^{−1/2}z ``(n, count)``.
     """
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh, splu
-
     degree = graph.affinity.sum(1)
     inverse_root = 1 / np.sqrt(degree)
     scaling = sparse.diags(inverse_root)
     normalized = sparse.csr_array(scaling @ graph.affinity @ scaling)
     constraint = sparse.csr_array(graph.constraint @ scaling)
     size = len(degree)
-    if constraint.shape[0]:
-        transposed = sparse.csr_array(constraint.T)
-        solver = splu(sparse.csc_array(constraint @ transposed))
+    transposed = sparse.csr_array(constraint.T)
+    solver = splu(sparse.csc_array(constraint @ transposed))
 
-        def project(z: NDArray[np.float64]) -> NDArray[np.float64]:
-            return z - transposed @ solver.solve(constraint @ z)
-    else:
+    def project(z: NDArray[np.float64]) -> NDArray[np.float64]:
+        return z - transposed @ solver.solve(constraint @ z)
 
-        def project(z: NDArray[np.float64]) -> NDArray[np.float64]:
-            return z
-
-    if size <= count + 2:
-        basis = np.stack([project(row) for row in np.eye(size)])
-        values, vectors = np.linalg.eigh(basis @ normalized.toarray() @ basis)
-        order = np.argsort(-values)[:count]
-        return values[order], vectors[:, order] * inverse_root[:, None]
     # The start satisfies the constraints and so does every later vector: one projection in each step is enough.
     operator = LinearOperator((size, size), matvec=lambda z: project(normalized @ z), dtype=np.float64)
     start = project(np.random.default_rng(0).standard_normal(size))
-    try:
-        values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=min(size, 2 * count + 5))
-    except ArpackNoConvergence as error:
-        raise SolverError(
-            f"the eigensolver did not converge ({error}); try fewer segments or a smaller scale"
-        ) from error
+    values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=min(size, 2 * count + 5))
     order = np.argsort(-values)
     return values[order], vectors[:, order] * inverse_root[:, None]
 
@@ -278,7 +253,7 @@ def yu_shi_rotation(vectors: Tensor, *, iterations: int = 20) -> Tensor:
     """
     lengths = vectors.norm(dim=-1, keepdim=True)
     x = vectors / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
-    pivots = scipy.linalg.qr(x.mT.cpu().numpy(), mode="economic", pivoting=True)[2][: x.shape[-1]]
+    pivots = scipy.linalg.qr(x.mT.numpy(), mode="economic", pivoting=True)[2][: x.shape[-1]]
     rotation = _polar(x[torch.from_numpy(pivots.astype(np.int64))].mT)
     for _ in range(iterations):
         labels = (x @ rotation).argmax(-1)

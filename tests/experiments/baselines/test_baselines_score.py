@@ -1,11 +1,10 @@
-"""``run_baseline`` on a small data set in the BSDS layout: its scores and rejected methods."""
+"""``run_baseline`` on a small data set in the BSDS layout: its scores."""
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from experiments.baselines import HUMANS, run_baseline
-from matbackprop.errors import ConfigurationError
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.metrics import evaluate_segmentations
 from matbackprop.vision.workers import Workers
@@ -42,8 +41,3 @@ def test_scores_of_a_method_and_of_humans(root):
 def test_some_images_without_boundaries(root):
     actual = run_baseline("fixed_grids", BSDS(root, "val", ids=["a", "c"]), Workers())
     assert list(actual["per_image"]) == ["a", "c"] and "boundary_ods" not in actual["scores"]
-
-
-def test_unknown_method(root):
-    with pytest.raises(ConfigurationError, match=r"no baseline 'watershed'.*multiscale_ncut"):
-        run_baseline("watershed", BSDS(root, "val"), Workers())
