@@ -224,14 +224,15 @@ class Table2:
 
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
-        trained: tuple[Any, ...] = ()
+        last: Any = None
+        network: tuple[DeepNCuts, dict[str, Any]]
 
         def score(row: Row, seed: int) -> dict[str, Any]:
-            nonlocal trained
+            nonlocal last, network
             key = row.preset, row.variant, row.zoom, seed
-            if trained[:1] != (key,):
-                trained = key, *self.model(row, seed)
-            return self.score(row, trained[1], trained[2], seed)
+            if key != last:
+                last, network = key, self.model(row, seed)
+            return self.score(row, *network, seed)
 
         for seed in self.config.seeds:
             for row in self.chosen.values():

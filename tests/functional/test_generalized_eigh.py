@@ -142,3 +142,11 @@ def test_wide_spectra_are_as_accurate_as_the_matrices_determine():
     with mpmath.workdps(60):
         assert values.tolist() == pytest.approx([float(v) for v in truth.pencil(x, y)[0]], rel=1e-4)
         assert float(values[0]) == pytest.approx(float(truth.pencil(x, y)[0][0]), rel=1e-14)
+
+
+def test_vectors_of_a_singular_matrix_whose_cholesky_factor_exists():
+    a = torch.tensor([[8, 4, 4, 2], [4, 5, 2, -2], [4, 2, 2, 1], [2, -2, 1, 5]], dtype=torch.float64)
+    b = torch.eye(4, dtype=torch.float64) + 0.1 * torch.ones(4, 4, dtype=torch.float64)
+    lam, u = generalized_eigh(a, b)
+    torch.testing.assert_close(u.mT @ b @ u, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-13)
+    torch.testing.assert_close(a @ u, b @ u * lam, rtol=0, atol=1e-13)
