@@ -69,13 +69,7 @@ def test_derivatives_of_both_orders_through_products_alone():
     assert gradgradcheck(lambda *x: sum(y.square().sum() for y in call(*x)), (f, lam), check_fwd_over_rev=True)
 
 
-@pytest.fixture(params=[1, 4])
-def threads(request, monkeypatch):
-    """Products with single vectors, and with blocks of vectors."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
-
-
-def test_large_dense_matrices_use_the_iteration(threads):
+def test_large_dense_matrices_use_the_iteration():
     n = 600
     spectrum = torch.cat([torch.linspace(-1, 1, n - 3, dtype=torch.float64), torch.tensor([2.0, 3.0, 3.5])])
     q = orthogonal(n)
@@ -171,7 +165,7 @@ def test_a_tie_behind_the_last_pair(implicit, k):
             assert grad.isnan().any()
 
 
-def test_tolerances_follow_the_precision(threads):
+def test_tolerances_follow_the_precision():
     """With precision=float32 residuals of 1e-11 are unreachable, and relative gaps of 0.0025 are no ties."""
     n, q = 600, orthogonal(600)
     spectrum = torch.linspace(0, 0.5, n, dtype=torch.float64)
@@ -184,8 +178,7 @@ def test_tolerances_follow_the_precision(threads):
 
 
 @pytest.mark.parametrize(("n", "components", "k"), [(150, 5, 5), (300, 5, 3), (600, 20, 25)])
-def test_the_smallest_pairs_of_a_graph_with_components(n, components, k, threads):
-    """One zero eigenvalue per component, also if these are more than the vectors of a block of the iteration."""
+def test_the_smallest_pairs_of_a_graph_with_components(n, components, k):
     weight = torch.rand(n, n, generator=generator(5), dtype=torch.float64)
     part = torch.arange(n) * components // n
     weight = (weight + weight.mT) * (part.unsqueeze(-1) == part)
@@ -200,7 +193,7 @@ def test_the_smallest_pairs_of_a_graph_with_components(n, components, k, threads
         torch.testing.assert_close(null @ null.mT, expected, rtol=0, atol=1e-10)
 
 
-def test_an_eigenvalue_with_more_copies_than_vectors_in_a_block(threads):
+def test_an_eigenvalue_with_many_copies():
     spectrum = torch.cat([torch.ones(12), torch.tensor([0.9, 0.8, 0.7]), torch.linspace(-0.5, 0.5, 585)]).double()
     values, vectors = topk_eigh(lambda x: spectrum.unsqueeze(-1) * x, 10, n=600)
     torch.testing.assert_close(values, torch.ones(10, dtype=torch.float64), rtol=0, atol=1e-11)

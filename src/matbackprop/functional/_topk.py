@@ -97,7 +97,6 @@ class _Operator(NamedTuple):
     like: Tensor  # has the device and dtype of results
     dtype: torch.dtype  # of the computation
     check_values: bool
-    dense: bool = False  # and computed in float64
     bad: Tensor | None = None  # whether A is not symmetric, if values are not checked
 
     def leading(self, k: int, generator: torch.Generator | None) -> Leading:
@@ -106,13 +105,8 @@ class _Operator(NamedTuple):
         like = torch.empty(self.order, dtype=self.dtype, device=self.like.device)
         matvec, tolerance, max_products = self.products
         params = [p.detach() for p in self.params]
-
-        def with_params(given: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
-            return lambda x: matvec(x, *given)
-
         with torch.no_grad():
-            coarse = (lambda: with_params([in_precision(p, torch.float32) for p in params])) if self.dense else None
-            return leading_pairs(with_params(params), like, k, tolerance, max_products, source, coarse)
+            return leading_pairs(lambda x: matvec(x, *params), like, k, tolerance, max_products, source)
 
 
 class _Places(NamedTuple):
@@ -217,9 +211,8 @@ def _symmetric_operator(
     params = tuple(in_precision(p, dtype) for p in params)
     if not isinstance(a, Tensor):
         _check_products(matvec, torch.empty(n, dtype=dtype, device=like.device), params, check_values)
-    dense = matvec is _dense_product and is_double(dtype)
     products = _Products(matvec if largest else partial(_negated, matvec), tolerance, max_products)
-    return _Operator(products, params, n, like, dtype, check_values, dense, bad)
+    return _Operator(products, params, n, like, dtype, check_values, bad)
 
 
 def _check_function(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,10 +10,6 @@ import torch
 from torch import Tensor
 
 from matbackprop.errors import SolverError
-
-_BLOCK = 8  # vectors per product; blocks read a dense matrix a third as often
-_THREADS = 4  # from which products with a block pay, because products with one vector are limited by memory
-_COARSE = 1e-5  # relative residual of the first iteration, in single precision
 
 
 class Leading(NamedTuple):
@@ -26,7 +21,7 @@ class Leading(NamedTuple):
 
 @dataclass
 class _Budget:
-    """Products of an operator with the rows of a matrix, counted."""
+    """Products of an operator with vectors, counted."""
 
     products: Callable[[Tensor], Tensor]
     most: int
@@ -35,16 +30,15 @@ class _Budget:
     used: int = 0
 
     def product(self, x: Tensor) -> Tensor:
-        self.used += len(x)
-        out = self.products(x.mT).mT
+        self.used += 1
+        out = self.products(x.unsqueeze(-1)).squeeze(-1)
         if not bool(torch.isfinite(out).all()):
             raise SolverError("A product of the operator is not finite. Look for NaN, or scale the operator.")
         return out
 
-    def random(self, rows: int) -> Tensor:
+    def random(self) -> Tensor:
         like, generator = self.like, self.generator
-        shape = rows, len(like)
-        return torch.randn(shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
 
     def check(self, k: int, residuals: Tensor, goal: Tensor) -> None:
         """Raise if no products are left."""
@@ -58,112 +52,84 @@ class _Budget:
 
 
 def _clear(x: Tensor, *bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthogonalize rows against those of the bases; also return their coefficients in the last basis."""
-    total = torch.zeros_like(x @ bases[-1].mH)
+    """Orthogonalize a vector against the rows of the bases; also return its coefficients in the last basis."""
+    total = torch.zeros_like(bases[-1][:, 0])
     for _ in range(2):  # twice, because of cancellation
         for basis in bases:
-            coefficients = x @ basis.mH
+            coefficients = basis.conj() @ x
             x = x - coefficients @ basis
         total = total + coefficients
     return x, total
 
 
-def _orthonormal(budget: _Budget, x: Tensor, size: Tensor | float, *bases: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthonormal rows that span those of X, orthogonal to the bases, and R with X = RᵀQ.
-
-    Random rows replace those of rounding errors, compared with ``size``: the basis is then an invariant subspace.
-    """
-    q, r = torch.linalg.qr(x.mT)
-    q, least = q.mT, r.diagonal().abs()
-    if bool((least > 1e-4 * size).all()):
-        return q, r
-    lost = ~(least > 16 * torch.finfo(x.dtype).eps * size)
-    if bool(lost.any()):
-        q = torch.where(lost.unsqueeze(-1), budget.random(len(x)), q)
-    return torch.linalg.qr(_clear(q, *bases)[0].mT).Q.mT, r  # again, because rounding errors were amplified
+def _unit(x: Tensor, *bases: Tensor) -> Tensor:
+    x, _ = _clear(x, *bases)
+    return x / torch.linalg.vector_norm(x)
 
 
 def _lanczos(
-    budget: _Budget,
-    k: int,
-    tolerance: float,
-    start: Tensor,
-    locked: Tensor,
-    floor: Tensor | None = None,
-    *,
-    restart: bool = True,
+    budget: _Budget, k: int, tolerance: float, locked: Tensor, floor: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Descending eigenvalues and the first k + 1 eigenvectors, in rows, outside of the span of the locked rows.
 
-    Block Lanczos with thick restarts and full orthogonalization, which starts with the rows of ``start``. It stops if
-    k pairs have converged and the next eigenvalue is known to be smaller, or to be equal. With a ``floor`` it also
-    stops after 12 passes or more if the first eigenvalue is clearly below the floor.
+    Lanczos with thick restarts and full orthogonalization. It stops if k pairs have converged and the next eigenvalue
+    is known to be smaller, or to be equal. With a ``floor`` it also stops if the first eigenvalue is clearly below it.
     """
-    n = start.shape[-1] - len(locked)
-    b = min(len(start), n)
-    width = min(n, max(20, 2 * k + 1, 4 * b, (12 if restart else 24) * min(b, _BLOCK)))
-    q, t = start.new_zeros(width + b, start.shape[-1]), start.new_zeros(width + b, width + b)
-    q[:b], _ = _orthonormal(budget, _clear(start[:b], locked)[0], 0.0, locked)
-    done, filled, passes = 0, b, 0  # rows of the basis, and those that have been multiplied
+    n = len(budget.like) - len(locked)
+    width = min(n, max(20, 2 * k + 1))
+    q, t = budget.like.new_zeros(width + 1, len(budget.like)), budget.like.new_zeros(width, width)
+    q[0] = _unit(budget.random(), locked)
+    size = 0
     while True:
-        passes += 1
-        w, h = _clear(budget.product(q[done:filled]), locked, q[:filled])
-        t[:filled, done:filled], t[done:filled, :filled] = h.mT, h.conj()
-        theta, s = torch.linalg.eigh(t[:filled, :filled])
+        w, h = _clear(budget.product(q[size]), locked, q[: size + 1])
+        t[: size + 1, size], t[size, : size + 1] = h, h.conj()
+        size += 1
+        theta, s = torch.linalg.eigh(t[:size, :size])
         theta, s = theta.flip(-1), s.flip(-1)
-        if filled == n:
-            return theta, s.mT @ q[:filled]
-        new, r = _orthonormal(budget, w, torch.linalg.matrix_norm(h), locked, q[:filled])
-        residuals = torch.linalg.vector_norm(r @ s[done:filled], dim=0)
+        if size == n:
+            return theta, s.mT @ q[:n]
+        beta, norm = torch.linalg.vector_norm(w), torch.linalg.vector_norm(h)
+        if bool(beta > 1e-4 * norm):
+            q[size] = w / beta
+        elif bool(beta > 16 * torch.finfo(w.dtype).eps * norm):
+            q[size] = _unit(w / beta, locked, q[:size])
+        else:  # the span is invariant: continue with a random vector
+            q[size] = _unit(budget.random(), locked, q[:size])
+        residuals = beta * s[-1].abs()
         goal = tolerance * theta.abs().amax()
-        ready = filled > k and bool((residuals[:k] <= goal).all())
+        ready = size > k and bool((residuals[:k] <= goal).all())
         ready = ready and bool(residuals[k] <= (0.5 * (theta[k - 1] - theta[k])).maximum(goal))
-        full = filled + b > width < n
-        if floor is not None and passes >= 12:
+        if floor is not None and size >= 12:
             ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
-        if ready or (full and not restart):
-            return theta, s[:, : k + 1].mT @ q[:filled]
+        if ready:
+            return theta, s[:, : k + 1].mT @ q[:size]
         budget.check(k, residuals[:k], goal)
-        if full:
-            filled = min(k + (width - k) // 2, width - b)
-            q[:filled] = s[:, :filled].mT @ q[: len(s)]
-            t = torch.diag_embed(torch.nn.functional.pad(theta[:filled], (0, len(t) - filled))).to(t.dtype)
-        done, filled = filled, min(filled + b, n)
-        q[done:filled] = new[: filled - done]
+        if size == width:
+            size = k + (width - k) // 2
+            q[:size], q[size] = s[:, :size].mT @ q[:-1], q[-1].clone()
+            t.zero_()
+            t.diagonal()[:size] = theta[:size]
 
 
 def leading_pairs(
-    products: Callable[[Tensor], Tensor],
-    like: Tensor,
-    k: int,
-    tolerance: float,
-    most: int,
-    generator: torch.Generator,
-    coarse: Callable[[], Callable[[Tensor], Tensor]] | None = None,
+    products: Callable[[Tensor], Tensor], like: Tensor, k: int, tolerance: float, most: int, generator: torch.Generator
 ) -> Leading:
-    """The k largest eigenvalues of a symmetric operator and their vectors, by block Lanczos with thick restarts.
+    """The k largest eigenvalues of a symmetric operator and their vectors, by Lanczos with thick restarts.
 
-    A Krylov space of b vectors contains at most b copies of a repeated eigenvalue. If b eigenvalues found are close,
-    the largest eigenvalue outside the span of the pairs found is therefore computed until it is below λ_k.
+    A Krylov space contains a repeated eigenvalue only once. Therefore the largest eigenvalue outside the span of the
+    pairs found is computed until it is below λ_k, which finds all copies and the gap.
 
-    ``products`` maps columns ``(n, r)`` to A times them, and ``coarse`` returns the same products in single precision,
-    for the first iterations. The iteration stops at residuals ‖Av − λv‖ below ``tolerance`` times the largest |λ|.
+    ``products`` maps columns ``(n, r)`` to A times them. The iteration stops at residuals ‖Av − λv‖ below ``tolerance``
+    times the largest |λ|.
     """
     budget = _Budget(products, most, generator, like)
     n = len(like)
-    block = _BLOCK if like.is_cuda or torch.get_num_threads() >= _THREADS else 1
-    start = budget.random(block)
-    if coarse is not None and block > 1:
-        single = torch.complex64 if like.is_complex() else torch.float32
-        rough, first = _Budget(coarse(), most, generator, like.to(single)), start.to(single)
-        with contextlib.suppress(SolverError):  # entries out of the range of single precision
-            start = _lanczos(rough, k + 2, _COARSE, first, first[:0], restart=False)[1].to(like.dtype)
-    values, v = _lanczos(budget, k, tolerance, start, start[:0])
+    values, v = _lanczos(budget, k, tolerance, like.new_zeros(0, n))
     scale = values.abs().amax()
     following = values[k] if k < n else torch.full_like(scale, -torch.inf)
     values, v = values[:k], v[:k]
-    while block <= k < n and bool((values[: k + 1 - block] - values[block - 1 :] <= 1e-3 * scale).any()):
-        value, new = _lanczos(budget, 1, tolerance, budget.random(block), v, values[-1])
+    while k < n:
+        value, new = _lanczos(budget, 1, tolerance, v, values[-1])
         following = value[0].maximum(following)
         if not bool(value[0] > values[-1] + tolerance * scale):
             break
