@@ -179,8 +179,8 @@ class Results:
         >>> run = results.run("alexnet", "seed", 0, {"device": "cpu"}, train)
         >>> results.run("alexnet", "seed", 0, {"device": "cpu"}, None) == run  # finished: not repeated
         True
-        >>> results.runs("alexnet", "seed")[0]["metrics"]
-        {'error': 40.0}
+        >>> results.runs("alexnet", "seed")[0]["metrics"]["error"]
+        40.0
     """
 
     def __init__(self, folder: Path) -> None:
