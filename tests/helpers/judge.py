@@ -501,9 +501,10 @@ class Judge:
             beyond = math.isinf(x) and mpmath.sign(x) * y + allowed > 0.99 * mpf(info.max)
             if not beyond and not abs(mpf(x) - y) <= allowed + tiny:
                 worst = "silently wrong"
-        if worst != "exact" and self.problem.drops(1 / 16 if name == "value" else 0.0):
+        unclear_rank = self.problem.drops(1 / 16 if name == "value" else 0.0)
+        if worst != "exact" and unclear_rank:
             return self.of_size(name, got, k, info), False
-        return worst, allowed <= DETERMINED * size and size > tiny
+        return worst, not unclear_rank and allowed <= DETERMINED * size and size > tiny
 
     def of_size(self, name: str, got: list[float], k: int, info) -> str:
         """The verdict on an undetermined output: not NaN, and as large as near the inputs."""
@@ -564,13 +565,14 @@ class Judge:
         if not mpmath.isfinite(total):  # right if an entry of the gradient is beyond the range
             least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
-        right = abs(total - center) <= allowed + tiny
-        if allowed > abs(center) / 2 + tiny or (not right and self.problem.drops()):
+        right, unclear_rank = abs(total - center) <= allowed + tiny, self.problem.drops()
+        if allowed > abs(center) / 2 + tiny or (not right and unclear_rank):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
             most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *(p[2] for p in parts)))
             wrong = len(sizes) == len(self.far) and abs(total) > most + allowed
             return ("silently wrong" if wrong else "undetermined"), False
-        return ("exact" if right else "silently wrong"), allowed <= DETERMINED * abs(center) and abs(center) > tiny
+        determined = not unclear_rank and allowed <= DETERMINED * abs(center) and abs(center) > tiny
+        return ("exact" if right else "silently wrong"), determined
 
 
 def of_error(error: Exception, needless: bool, checked: bool) -> str:
