@@ -1,9 +1,9 @@
-"""The command line: a table of commands, each in a module that is imported when the command is called.
+"""Command-line interface. The module of a command is imported when the command is called.
 
-A module has a dataclass ``Config``, from which tyro builds the options, and ``main(config)``, which prints results and
-returns a JSON document. Its ``summary`` is the last line that is printed, ``exit_code`` the exit code, ``then`` a
-function that is called after printing. Every command takes ``--quiet``, ``--json`` and ``--debug``. Errors of the
-library are one message and exit code 2; SIGINT, SIGTERM and SIGHUP give 130, 143 and 129.
+Each module defines a dataclass ``Config``, from which tyro builds the options, and ``main(config)``, which prints
+results and returns a JSON document. Reserved keys are ``summary`` (the last line to print), ``exit_code``, and ``then``
+(a function to call after printing). Library errors print one message and exit with code 2. SIGINT, SIGTERM and SIGHUP
+exit with 130, 143 and 129.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 @dataclass(frozen=True)
 class Command:
-    """Where a command is implemented.
+    """Entry in the table of commands.
 
     Attributes:
-        module: imported when the command is called.
+        module: module that implements the command.
         summary: one line for the overview.
-        config: name of the dataclass of options in the module.
+        config: name of the options dataclass in the module.
         main: name of the function in the module.
-        parse: name of a function ``parse(word, arguments, prog) → config`` for commands that do not use tyro alone;
-            ``word`` is the last one of the command's name.
+        parse: name of a function ``parse(word, arguments, prog) → config`` that replaces the tyro parser; ``word`` is
+            the last word of the command.
         stopped: message after a signal.
-        extra: the extra that installs everything that the command needs.
+        extra: extra that installs the dependencies of the command.
     """
 
     module: str
@@ -80,9 +80,9 @@ COMMANDS: dict[str, Command] = {
     "data check": Command(_DATA, "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),
 }
-"""All commands: one or two words → implementation."""
+"""Command name, one or two words → implementation."""
 
-_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # errors of torch
+_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # torch errors
 
 GROUPS = {
     "train": "Train one of the two systems.",
@@ -110,8 +110,8 @@ def main(
     words = [word for word in words if word not in ("--debug", "--quiet", "--json")]
     command = commands.get(_name(words, commands) or "")
     with _Signals() as signals, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")  # about damaged pictures, which are reported
-        warnings.filterwarnings("ignore", "Detected pickle protocol")  # about a file that is refused
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # corrupted images are reported separately
+        warnings.filterwarnings("ignore", "Detected pickle protocol")  # the file is rejected
         try:
             code = _dispatch(words, commands, prog, quiet=flags["quiet"], as_json=flags["json"])
         except BaseException as error:
@@ -122,7 +122,7 @@ def main(
 
 
 class _Signals(SignalHandlers):
-    """The first signal raises KeyboardInterrupt, so that a command can clean up; a later one ends the process."""
+    """Raise KeyboardInterrupt on the first signal, so that a command can clean up; exit on the second."""
 
     def first(self) -> None:
         raise KeyboardInterrupt
@@ -132,8 +132,8 @@ class _Signals(SignalHandlers):
 
 
 def _exit_code(error: BaseException, signum: int | None, command: Command | None) -> int:
-    """Print a message for an error and return the exit code; raise the error if it is a bug."""
-    signum = getattr(error, "signum", signum)  # of RunInterrupted
+    """Print the error message and return the exit code; reraise unexpected errors."""
+    signum = getattr(error, "signum", signum)  # RunInterrupted has one
     if isinstance(error, KeyboardInterrupt) and signum is None:
         signum = signal.SIGINT
     if signum is not None:  # also if another error followed
@@ -151,7 +151,7 @@ def _exit_code(error: BaseException, signum: int | None, command: Command | None
 
 
 def _message(error: BaseException, command: Command | None) -> str | None:
-    """The message for an error of the library or the system; None for bugs."""
+    """Return the message for a library or system error; None for unexpected errors."""
     from matbackprop import errors
 
     if isinstance(error, ModuleNotFoundError) and not (error.name or "matbackprop").startswith("matbackprop"):
@@ -207,7 +207,7 @@ def run(
     quiet: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Parse the options of one command, run it, print its summary or its document, and return its exit code."""
+    """Parse the options of a command, run it, print its summary or JSON document, and return the exit code."""
     from matbackprop import __version__
     from matbackprop.vision.progress import silence
 
@@ -240,7 +240,7 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
     import tyro
 
     if shutil.get_terminal_size().columns < 40:
-        os.environ["COLUMNS"] = "40"  # tyro's help does not end in very narrow terminals
+        os.environ["COLUMNS"] = "40"  # the help of tyro hangs in very narrow terminals
     text = inspect.cleandoc(description or kind.__doc__ or "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
     paragraphs.append("Every command also takes --quiet (only errors), --json (a document, not text) and --debug.")
@@ -248,7 +248,7 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
 
 
 def overview(group: str | None = None, commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop") -> str:
-    """Return the list of all commands, or of a group."""
+    """Return the help text that lists all commands, or the commands of a group."""
     names = [n for n in commands if group is None or n.split()[0] == group]
     width = max(map(len, names)) + 2
     head = (

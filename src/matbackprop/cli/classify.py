@@ -33,9 +33,9 @@ class Config:
     boxes: tuple[str, ...] = ()
     """Boxes x,y,width,height in pixels, for a single picture."""
     masks: tuple[Path, ...] = ()
-    """Masks for a single picture: pictures of its size, nonzero inside the region. One per box if both are given."""
+    """Mask images of the size of a single picture, nonzero inside the region. One per box if both are given."""
     regions: Path | None = None
-    """COCO file with annotated regions of the pictures. Pictures are found by file name."""
+    """COCO file with annotated regions of the pictures, matched by file name."""
     top: int = 3
     """Number of classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -49,7 +49,7 @@ class _Regions(NamedTuple):
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Classify and print."""
+    """Classify the pictures and print the most likely classes of each region."""
     from matbackprop.vision.inference import load_classifier
 
     if config.top < 1:

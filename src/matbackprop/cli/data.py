@@ -12,12 +12,10 @@ import tyro
 from matbackprop.errors import DataError
 from matbackprop.vision.files import printable
 
-# ---------------------------------------------------------------------------------------------------------------- check
-
 
 @dataclass
 class Check:
-    """Read every file of a data set in the layout of BSDS or COCO, and list the bad ones (exit code 1)."""
+    """Read every file of a data set in the BSDS or COCO layout and list bad files. Exits with 1 if there are any."""
 
     root: Annotated[Path, tyro.conf.Positional]
     """Folder of the data set."""
@@ -45,8 +43,6 @@ def check(config: Check) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------------- download
-
 _FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
 _BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")} | {"mobile-sam": "tiny-vit"}
 
@@ -55,8 +51,8 @@ _BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")}
 class Download:
     """Download a data set, or the starting weights of a backbone, and verify its checksum.
 
-    Weights are converted to a safetensors file. mobile-sam is for the backbone tiny-vit; the others have the name of
-    their backbone. Training downloads missing weights automatically.
+    Weights are converted to a safetensors file. mobile-sam contains the weights of the backbone tiny-vit; other
+    weights are named after their backbone. Training downloads missing weights automatically.
     """
 
     what: Annotated[

@@ -86,7 +86,7 @@ def _data() -> dict[str, str]:
         report = {"MATBACKPROP_DATA": root}
         for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
             report[name] = "found" if (Path(root) / name / sign).exists() else "not found"
-    with suppress(ImportError):  # of NumPy
+    with suppress(ImportError):  # NumPy is optional
         from matbackprop.vision.data.cache import default_cache_folder
 
         cache = default_cache_folder()
@@ -120,7 +120,7 @@ def _gradient_errors() -> dict[str, float]:
 
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 2])
     cases: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-        # Two equal rows and a zero one: a repeated spectrum, where autograd through eigh gives NaN.
+        # Two equal rows and a zero row repeat eigenvalues, for which autograd through eigh returns NaN.
         "second_order_pool": lambda f: mb.second_order_pool(torch.cat([f, f[:1], 0 * f[:1]]), eps=1e-2).square().sum(),
         "matrix_log": lambda f: mb.matrix_log(f @ f.mT + torch.eye(len(f)).to(f)).square().sum(),
         "normalized_cut_j2": lambda f: mb.normalized_cut_j2(f.square() + 0.1, labels.to(f.device)),

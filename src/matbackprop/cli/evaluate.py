@@ -1,4 +1,4 @@
-"""``matbackprop evaluate segmentations`` and ``evaluate contours``: the Berkeley benchmark's measures."""
+"""``matbackprop evaluate segmentations`` and ``evaluate contours``: metrics of the Berkeley benchmark."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class _Options:
     csv: Path | None = None
     """Also write one line per image to this file."""
     tolerance: float = 0.0075
-    """Largest distance of matched boundary pixels, as a fraction of the image diagonal."""
+    """Maximum distance between matched boundary pixels, as a fraction of the image diagonal."""
     thresholds: int = 99
-    """Number of evenly spaced thresholds at which contour maps are cut."""
+    """Number of evenly spaced thresholds of contour maps."""
     workers: int = 0
-    """Number of processes; 0 uses one for each processor if there are enough images."""
+    """Number of processes; 0 uses one per processor if there are enough images."""
 
 
 @dataclass(kw_only=True)
 class Config(_Options):
     """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
-    Both folders contain .mat (segs, groundTruth and ucm2 of the benchmark), .seg, .png, .npz or .npy files, named after
-    the image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
+    Both folders contain .mat (variables segs, groundTruth or ucm2), .seg, .png, .npz or .npy files, named after the
+    image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 
     segmentations: Annotated[Path, tyro.conf.Positional]
@@ -57,7 +57,7 @@ class Config(_Options):
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Evaluate and print a table; the document has all digits and one entry per image."""
+    """Evaluate segmentations and print a table; the document has full precision and one entry per image."""
     _check(config)
     segmentations, truth = _index(config)
     if len(truth) > len(segmentations):
@@ -81,7 +81,7 @@ class ContoursConfig(_Options):
     """Score soft contour maps against human maps: boundary precision, recall and F-measure.
 
     Each contour map is a gray PNG (8 or 16 bits), or one array of strengths in [0, 1] in a .npy or .mat file, named
-    after the image. It is thinned by non-maximum suppression, cut at evenly spaced thresholds, and matched.
+    after the image. It is thinned by non-maximum suppression, thresholded at evenly spaced levels, and matched.
     """
 
     contours: Annotated[Path, tyro.conf.Positional]
@@ -89,7 +89,7 @@ class ContoursConfig(_Options):
 
 
 def contours(config: ContoursConfig) -> dict[str, Any]:
-    """Evaluate soft contour maps and print a table; the document has all digits and the curve."""
+    """Evaluate soft contour maps and print a table; the document has full precision and the curve."""
     _check(config)
     files = index_label_files(config.contours, numbered="no")
     truth = index_label_files(config.ground_truth, names=files)
@@ -146,7 +146,7 @@ def _check(config: _Options) -> None:
 
 
 def _workers(config: _Options, images: int) -> int:
-    return config.workers or min(processors(), images // 8)  # a process takes a second or two to start
+    return config.workers or min(processors(), images // 8)  # starting a process takes a second or two
 
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:

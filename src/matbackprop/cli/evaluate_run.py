@@ -1,4 +1,4 @@
-"""``matbackprop evaluate run RUN``: rebuild a run's model, load its weights, validate."""
+"""``matbackprop evaluate run RUN``: rebuild the model of a run, load its weights and validate it."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Config:
     which: Literal["best", "last"] = "best"
     """Which weights."""
     config: Path | None = None
-    """TOML or JSON file of fields that override the run's configuration, for example another data folder."""
+    """TOML or JSON file of fields that override the configuration of the run, for example another data folder."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
 
 
 def recipe_of(run: RunFolder) -> Recipe:
-    """Return the recipe whose configuration a run folder holds."""
+    """Return the recipe that matches the configuration in a run folder."""
     data = run.read_config()
     problems = []
     for recipe in RECIPES.values():
@@ -42,7 +42,7 @@ def recipe_of(run: RunFolder) -> Recipe:
 
 
 def rebuild(run: RunFolder, file: Path | None = None) -> tuple[Any, Any, Any]:
-    """Return configuration, system and data of a run, overridden by the fields of a file."""
+    """Return the configuration, system and data of a run, with fields overridden by ``file``."""
     from matbackprop.vision.models.backbones import check_published
     from matbackprop.vision.training.engine import seed_all
 

@@ -1,4 +1,4 @@
-"""``matbackprop export MODEL --out FILE.onnx``: a trained network for programs without Python."""
+"""``matbackprop export MODEL --out FILE.onnx``: write a trained network as an ONNX file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import tyro
 class Config:
     """Write a trained network as an ONNX file.
 
-    The file of a classifier is complete. The file of a segmenter ends with contours or features; watershed, merging
-    and clustering remain in Python.
+    A classifier is exported completely. A segmenter is exported up to its contours or features, without watershed,
+    merging and clustering.
     """
 
     model: Annotated[str, tyro.conf.Positional]

@@ -1,4 +1,4 @@
-"""``matbackprop report``: the page of a run, and a table of several."""
+"""``matbackprop report``: write the HTML report of a run, and compare several runs."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from matbackprop.vision.training.run_folder import RunFolder
 
 @dataclass
 class Config:
-    """Write report.html into run folders, and compare the final numbers of several runs."""
+    """Write report.html into run folders, and compare the final metrics of several runs."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
     metrics: tuple[str, ...] = ()
-    """Numbers of summary.json to compare; by default all that every run has."""
+    """Metrics in summary.json to compare. Default: all that the runs have in common."""
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Write the reports and print their paths; for several runs also print a table."""
+    """Write the reports and print their paths. For several runs, also print a table."""
     if not config.runs:
         raise DataError("No run folder was given. Name at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
@@ -42,7 +42,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table:
-    """Return a table of the given numbers of ``summary.json``, by default of all that every run has."""
+    """Return a table of metrics in ``summary.json``. By default, it has all metrics that the runs have in common."""
     numbers = [{k: v for k, v in folder.read_summary().items() if is_number(v)} for folder in folders]
     names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
     for folder, known in zip(folders, numbers, strict=True):

@@ -1,4 +1,4 @@
-"""``matbackprop segment PICTURE…``: segment photographs with the network in the package, or another."""
+"""``matbackprop segment PICTURE…``: segment photographs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg": ".svg", "labelme": ".json",
                "ucm2": "-ucm2.mat"}  # fmt: skip
-"""The last file that each format writes for a picture."""
+"""Format → suffix of the last file that it writes for a picture."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Config:
     out: Path = Path("segments")
     """Folder for the results."""
     overwrite: bool = False
-    """Replace results that exist; otherwise they are kept."""
+    """Replace existing results; by default they are kept."""
     model: str = "box"
     (
         "box: the contour network in the package. none: the gradient of the image instead of a network. Or the folder "
@@ -50,13 +50,13 @@ class Config:
     )
     threshold: float | None = None
     (
-        "Contour strength, 0 to 1, below which regions are merged in the PNG files; by default the best value "
-        "on training images."
+        "Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the best value on "
+        "training images."
     )
     k: int | None = None
     """Number of regions in the PNG files instead of a threshold."""
     ks: tuple[int, ...] | None = None
-    """Numbers of regions (of clusters with 'train ncuts') in the npz file; by default eight."""
+    """Numbers of regions in the npz file, or of clusters with a model of 'train ncuts'. Default: eight numbers."""
     format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz", "ucm2")
     (
         "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
@@ -65,15 +65,15 @@ class Config:
     )
     frames: int | None = None
     (
-        "Segment the frames of GIFs, animated WebP and PNG files, TIFFs of several pages and videos one by one: 1 "
-        "for all, 2 for every second one, and so on. By default only the first frame is segmented."
+        "Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only "
+        "the first frame is segmented."
     )
     side: int = 512
-    """Larger photographs are segmented at this length of their longer side; their borders are then refined."""
+    """Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined."""
     scales: tuple[float, ...] = ()
-    """Average the contours of these image sizes and their mirror images, for example 0.75 1 1.4; slower."""
+    """Average contours over these image scales and their mirror images, for example 0.75 1 1.4. This is slower."""
     seed: int = 0
-    """Seed of K-means with a model of 'train ncuts'."""
+    """Seed of K-means; used with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device."""
 
@@ -110,7 +110,7 @@ class _Save:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Segment, write and print."""
+    """Segment the pictures, write the results and print one line per picture."""
     from matbackprop.vision.inference import choose_device, load_segmenter
     from matbackprop.vision.inference.segmenting import check_options
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
@@ -197,7 +197,7 @@ def _one_by_one(
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:
-    """Return the stems of the paths; repeated ones get a number."""
+    """Return the stems of the paths, numbered if they repeat."""
     seen: Counter[str] = Counter()
     stems = []
     for path in paths:

@@ -1,4 +1,4 @@
-"""``matbackprop serve``: a local web page to segment photographs and name regions."""
+"""``matbackprop serve``: serve a local web page for segmentation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger("matbackprop")
 
 @dataclass
 class Config:
-    """Serve a page on this machine (127.0.0.1): segment photographs, edit and export regions, explore gradients."""
+    """Serve a local web page to segment photographs, edit and export regions, and explore gradients."""
 
     model: str = "box"
     (
@@ -27,11 +27,11 @@ class Config:
     )
     classifier: str = "box"
     (
-        "Classifier. box: the small network for COCO's 80 classes in the package. none: names are typed. Or the "
+        "Classifier. box: the small network for COCO's 80 classes in the package. none: enter names manually. Or the "
         "folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."
     )
     host: str = "127.0.0.1"
-    """Address to listen on. The default is only this machine; 0.0.0.0 is every network interface."""
+    """Address to listen on. The default is reachable from this machine only; 0.0.0.0 is every network interface."""
     port: int = 7860
     """Port of the page; 0 selects a free one."""
     browser: bool = False
@@ -41,7 +41,7 @@ class Config:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Print the address, load the models and start the page; then serve until Ctrl-C."""
+    """Print the address, load the models and serve the page until Ctrl-C."""
     with needs("the page needs Gradio", "'matbackprop[serve]'"):
         from matbackprop.vision.serve.server import LOOPBACK, Server, listen
     sock = listen(config.host, config.port)
@@ -55,7 +55,7 @@ def main(config: Config) -> dict[str, Any]:
             config.host,
         )
     folder = tempfile.TemporaryDirectory(prefix="matbackprop-serve-")
-    os.environ["GRADIO_TEMP_DIR"] = folder.name  # before Gradio is imported, which creates another folder otherwise
+    os.environ["GRADIO_TEMP_DIR"] = folder.name  # must be set before importing Gradio
 
     from matbackprop.vision.inference import load_classifier, load_segmenter, name_regions
     from matbackprop.vision.serve.analysis import analyze

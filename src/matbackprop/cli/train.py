@@ -1,7 +1,4 @@
-"""``matbackprop train RECIPE``: options override a file, which overrides a preset.
-
-Engine options need no prefix: ``--resume`` is ``--engine.resume``.
-"""
+"""``matbackprop train RECIPE``: options override a configuration file, which overrides a preset."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class _Chosen(NamedTuple):
 
 
 def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
-    """Parse preset, file and saved model, which set the defaults, then all options."""
+    """Parse the preset, configuration file and saved model, which set the defaults, then all options."""
     import tyro
 
     recipe = get_recipe(name)
@@ -47,7 +44,7 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
     saved = "Saved model to fine-tune: box, a folder, a run folder, or owner/name on the hub."
     file = "TOML or JSON file of fields that override the preset."
     fields = [
-        ("preset", option(presets, help="Source of the defaults; fine-tune with --from."), preset),
+        ("preset", option(presets, help="Default values of all options; fine-tune if --from is given."), preset),
         ("source", option(str | None, name="from", help=saved), chosen.source),
         ("config", option(Path | None, help=file), chosen.config),
         ("recipe", option(recipe.config_class, name=""), dataclasses.field(default_factory=lambda: config)),
@@ -62,7 +59,7 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
 
 
 def _with_prefix(word: str) -> str:
-    """Add the prefix of engine options.
+    """Add the prefix ``engine.`` to engine options.
 
     Example:
         >>> _with_prefix("--max-epochs=3"), _with_prefix("--no-progress"), _with_prefix("--data.root")
@@ -78,7 +75,7 @@ def _with_prefix(word: str) -> str:
 
 
 def main(chosen: _Chosen) -> dict[str, Any]:
-    """Train."""
+    """Train and return the summary."""
     from matbackprop.vision.training.engine import is_first_process, run_recipe
 
     run = run_recipe(chosen.recipe, chosen.config, preset=chosen.preset)

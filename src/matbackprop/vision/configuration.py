@@ -1,4 +1,4 @@
-"""Configurations: dataclasses that validate their fields, and conversion from and to JSON and TOML."""
+"""Configuration dataclasses that validate their fields, and conversion from and to JSON and TOML."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from matbackprop.vision.files import read_bytes, read_json, shorten
 
 T = TypeVar("T")
 
-_MOST = 2**53  # JSON readers lose precision above
+_MOST = 2**53  # largest integer that all JSON readers represent exactly
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Natural = Annotated[int, Field(ge=0, le=_MOST)]
 Threads = Annotated[int, Field(ge=0, le=256)]
 Width = Annotated[int, Field(ge=1, le=1 << 16)]
-"""Channels of a layer, bounded so that a file cannot request more memory than machines have."""
+"""Number of channels of a layer. The bound prevents excessive allocation by malformed files."""
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 else:
 
     def configuration(kind: type[T]) -> type[T]:
-        """Make a class a dataclass that validates its fields and raises ConfigurationError."""
+        """Convert a class to a dataclass that validates its fields and raises ConfigurationError."""
         options = ConfigDict(extra="forbid", allow_inf_nan=False, coerce_numbers_to_str=True)
         kind = pydantic.dataclasses.dataclass(kind, config=options)
         initialize = kind.__init__
@@ -57,7 +57,7 @@ else:
 
 
 def _problem(kind: Any, error: ValidationError) -> ConfigurationError:
-    """Return the first problem as one line."""
+    """Convert the first validation error."""
     first = error.errors()[0]
     *parents, last = first["loc"] or ("",)
     where = ".".join(str(part) for part in first["loc"])
@@ -109,7 +109,7 @@ def from_json(kind: type[T], data: Any) -> T:
 
 
 def merge(config: T, overrides: Mapping[str, Any]) -> T:
-    """Return ``config`` with ``overrides``, nested tables or dotted names."""
+    """Return ``config`` with ``overrides`` applied. Their keys are nested tables or dotted names."""
     data = to_json(config)
     _override(data, overrides)
     return from_json(type(config), data)
@@ -127,7 +127,7 @@ def _override(fields: dict[str, Any], overrides: Mapping[str, Any]) -> None:
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """Read a TOML or JSON file of overrides, nested tables or dotted names."""
+    """Read the overrides for :func:`merge` from a TOML or JSON file."""
     path = Path(path)
     if path.suffix == ".json":
         return read_json(path, error=ConfigurationError)
@@ -141,7 +141,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def differences(one: Any, two: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Return dotted field → (value in one, value in two) for two JSON forms that differ.
+    """Return dotted field → (value in ``one``, value in ``two``) for the differences between two JSON values.
 
     Example:
         >>> differences({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})

@@ -17,7 +17,7 @@ def processors() -> int:
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """Return a device by name. ``"auto"`` is CUDA if available; ``"gpu"`` means ``"cuda"``.
+    """Return a device by name. ``"auto"`` selects CUDA if available; ``"gpu"`` is an alias of ``"cuda"``.
 
     Raises:
         ConfigurationError: CUDA is not available.

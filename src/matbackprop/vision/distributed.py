@@ -1,4 +1,4 @@
-"""The processes of one distributed training."""
+"""Helpers for distributed training."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def is_first_process() -> bool:
-    """Return whether this is the first process of a run; valid before the process group exists."""
+    """Return whether this is the first process of a run. Works before the process group is initialized."""
     variables = os.environ
     if "RANK" in variables:
         return int(variables["RANK"]) == 0
@@ -18,7 +18,7 @@ def is_first_process() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, ordered by rank. All processes must call it."""
+    """Gather the values of all processes, ordered by rank. All processes must call this function."""
     from torch import distributed
 
     if not distributed.is_initialized() or distributed.get_world_size() == 1:

@@ -1,4 +1,4 @@
-"""Reading files within limits and writing them atomically."""
+"""Read files with size limits and write files atomically."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any, BinaryIO
 
 from matbackprop.errors import DataError
 
-_JSON = 1 << 24  # bytes; parsed JSON takes about twenty times as many
+_JSON = 1 << 24  # bytes; parsed JSON needs about twenty times as much memory
 _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
 
 # ----------------------------------------------------------------------------------------- reading
 
 
 def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
-    """Read a regular file of at most ``limit`` bytes; pipes and devices may never end.
+    """Read a regular file of at most ``limit`` bytes. Pipes and devices are rejected because they may never end.
 
     Raises:
         error: the file does not exist, is not a regular file, is too large, or cannot be read.
@@ -48,9 +48,9 @@ def read_json(
     Args:
         path: the file.
         kind: expected type, ``dict`` or ``list``.
-        error: type of the exception.
+        error: exception type.
         limit: maximum number of bytes.
-        what: the expected content, such as "a COCO instances file", for the message.
+        what: expected content for the error message, such as "a COCO instances file".
 
     Raises:
         error: the file cannot be read, is too large, not JSON, nested too deeply, or not a ``kind``.
@@ -59,7 +59,7 @@ def read_json(
     bad = f"is not {what}" if what else "is damaged"
     try:
         content = json.loads(data)
-        if _SURROGATE.search(data):  # lone surrogates can be neither written nor printed
+        if _SURROGATE.search(data):  # lone surrogates cannot be encoded
             json.dumps(content, ensure_ascii=False).encode()
     except RecursionError:
         raise error(f"{name} {bad}: its lists are nested too deeply.") from None
@@ -72,7 +72,7 @@ def read_json(
 
 
 def plain_numbers(value: Any) -> Any:
-    """Return a value for JSON: tensors and NumPy scalars as numbers, NaN and Inf as null."""
+    """Convert a value for JSON: tensors and NumPy scalars to numbers, NaN and Inf to None."""
     if hasattr(value, "item") and callable(value.item):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -87,12 +87,12 @@ def plain_numbers(value: Any) -> Any:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value from JSON is a finite number, small enough to be drawn."""
+    """Return whether a value from JSON is a finite number that is small enough to plot."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def show(value: Any, length: int = 60) -> str:
-    """Return a value from a file, shortened for a message.
+    """Format a value from a file for an error message.
 
     Example:
         >>> show([1, None]), show("x" * 99, length=8)
@@ -108,7 +108,7 @@ def show(value: Any, length: int = 60) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters other than line breaks, which names of files may contain.
+    """Escape control characters other than line breaks. File names may contain them.
 
     Example:
         >>> printable("a\\x1b[31m.png")
@@ -118,7 +118,7 @@ def printable(text: str) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Return the beginning of a text."""
+    """Truncate a text to ``length`` characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -127,7 +127,7 @@ def shorten(text: str, length: int = 60) -> str:
 
 @contextmanager
 def atomic_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a new file that replaces ``path`` at the end. After a crash, the old or the new file exists."""
+    """Open a temporary file that replaces ``path`` on success. After a crash, ``path`` is either old or complete."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -155,10 +155,7 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
 
 @contextmanager
 def atomic_folder(path: str | Path) -> Iterator[Path]:
-    """Yield an empty folder that is renamed to ``path`` at the end.
-
-    If another process has created ``path`` in the meantime, that folder is kept.
-    """
+    """Yield an empty folder that is renamed to ``path`` on success. A folder created meanwhile is kept."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")

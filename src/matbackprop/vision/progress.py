@@ -1,4 +1,4 @@
-"""Progress of long operations and the library's log on the screen."""
+"""Progress bars and logging to the terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 log = logging.getLogger("matbackprop")
 
 EVERY = 30.0
-"""Seconds between two lines if standard error is not a terminal."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Show no progress in this context."""
+    """Disable progress output in this context."""
     token = _silent.set(True)
     try:
         yield
@@ -33,12 +33,12 @@ def silence() -> Iterator[None]:
 
 
 def is_silent() -> bool:
-    """Whether :func:`silence` is in effect."""
+    """Return whether :func:`silence` is in effect."""
     return _silent.get()
 
 
 class _Screen(logging.Handler):
-    """Prints to the current ``sys.stderr``, so that lines appear above a progress bar."""
+    """Print to the current ``sys.stderr``, so that lines appear above a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print(self.format(record), file=sys.stderr, flush=True)
@@ -46,7 +46,7 @@ class _Screen(logging.Handler):
 
 @contextmanager
 def log_on_screen() -> Iterator[None]:
-    """Print the library's log to standard error, unless it has handlers already."""
+    """Print the log of the library to standard error, unless it already has handlers."""
     screen, level = _Screen(), log.level
     alone = not log.hasHandlers() and not _silent.get()
     log.setLevel(min(level or logging.INFO, logging.INFO))
@@ -60,13 +60,13 @@ def log_on_screen() -> Iterator[None]:
 
 
 class Progress:
-    """A progress bar on a terminal; otherwise a line in the log every half minute.
+    """Progress bar on a terminal; otherwise a log message every 30 seconds.
 
     Args:
-        what: the operation, such as ``"Preparing images"``.
-        total: number of parts.
-        done: parts completed before; they do not count for the speed.
-        quiet: show nothing.
+        what: description of the operation, such as ``"Preparing images"``.
+        total: number of steps.
+        done: number of steps completed earlier; excluded from the speed estimate.
+        quiet: disable all output.
     """
 
     _display: Any = None  # all bars share one display
@@ -86,7 +86,7 @@ class Progress:
         if Progress._display is None:
             columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             console = Console(file=sys.stderr, highlight=False)
-            # Results stay on standard output if it is a file; on a terminal they appear above the bar.
+            # Output to a file stays on standard output; on a terminal it appears above the bar.
             redirect = sys.stdout.isatty()
             Progress._display = Display(
                 *columns, "{task.fields[note]}", console=console, transient=True, redirect_stdout=redirect
@@ -95,7 +95,7 @@ class Progress:
         return Progress._display.add_task(self.what, total=self.total, completed=self.done, note="")
 
     def advance(self, note: str = "") -> None:
-        """Count a completed part. ``note`` is appended to the line."""
+        """Count a completed step and append ``note`` to the progress line."""
         self.done += 1
         if self._bar is not None:
             Progress._display.update(self._bar, completed=self.done, note=note)
@@ -123,7 +123,7 @@ class Progress:
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield the items and show progress. An item is complete when the next one is requested."""
+    """Yield the items and show progress. An item counts as completed when the next one is requested."""
     progress = Progress(what, total)
     try:
         for item in items:

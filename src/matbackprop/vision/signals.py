@@ -1,4 +1,4 @@
-"""Handling of SIGINT, SIGTERM and SIGHUP."""
+"""Handlers for SIGINT, SIGTERM and SIGHUP."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import Any
 
 
 class SignalHandlers:
-    """Handles SIGINT, SIGTERM and SIGHUP while entered, in the main thread.
+    """Context manager that handles SIGINT, SIGTERM and SIGHUP in the main thread.
 
-    The first signal is stored, a later one interrupts. Schedulers signal a process and its group, so a
-    second signal within one second is ignored. Signals that were ignored before, as under ``nohup``,
-    stay ignored.
+    The first signal is stored; a later signal interrupts. Schedulers signal both a process and its group, so a second
+    signal within one second is ignored. Signals that were already ignored, as under ``nohup``, stay ignored.
 
     Attributes:
         signum: the first signal received, or None.
@@ -48,10 +47,10 @@ class SignalHandlers:
             self.again(signum, frame)
 
     def first(self) -> None:
-        """Act on the first signal."""
+        """Respond to the first signal."""
 
     def again(self, signum: int, frame: FrameType | None) -> None:
-        """Act on a further signal: call the previous handler, then interrupt."""
+        """Respond to a later signal: call the previous handler, then interrupt."""
         previous = self._previous.get(signum)
         if callable(previous):
             previous(signum, frame)
@@ -59,12 +58,12 @@ class SignalHandlers:
 
 
 def stop_on_signal() -> SignalHandlers:
-    """Return handlers for a training; under SLURM also of SIGUSR1."""
+    """Return the signal handlers of a training run. Under SLURM, they include SIGUSR1."""
     return SignalHandlers(*(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
 
 
 class RunInterrupted(Exception):
-    """A signal ended a training after its state was saved.
+    """Raised if a signal stops a training run, after its state was saved.
 
     Attributes:
         signum: the signal.
@@ -74,7 +73,7 @@ class RunInterrupted(Exception):
 
     def __init__(self, signum: int, step: int, where: Any) -> None:
         self.signum, self.step, self.where = signum, step, where
-        super().__init__(signum, step, where)  # the arguments, so that it can be pickled
+        super().__init__(signum, step, where)  # for pickling
 
     def __str__(self) -> str:
         name = signal.Signals(self.signum).name

@@ -19,7 +19,7 @@ _PACKAGES = ("matbackprop", "torch", "lightning-fabric", "torchmetrics", "numpy"
 
 
 def versions() -> dict[str, Any]:
-    """Return versions, git revision, platform and command of this process."""
+    """Return package versions, git revision, platform and command line of this process."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
@@ -33,7 +33,7 @@ def versions() -> dict[str, Any]:
 
 
 def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
+    """Return the versions of those packages that are installed."""
     known = {}
     for name in names:
         with suppress(metadata.PackageNotFoundError):
@@ -42,7 +42,7 @@ def package_versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def git_revision() -> dict[str, Any]:
-    """Return the revision of the checkout of this package, and whether it has changes."""
+    """Return the git revision of this package, and whether it has uncommitted changes."""
 
     def git(*words: str) -> str | None:
         try:

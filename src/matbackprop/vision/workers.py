@@ -22,13 +22,13 @@ Item = TypeVar("Item")
 
 
 class Workers:
-    """Spawned processes of one torch thread each. They ignore Ctrl-C and end with their parent.
+    """Pool of spawned processes with one torch thread each. They ignore Ctrl-C and exit with their parent.
 
-    Leaving the context by an exception kills the processes. If a process dies,
+    An exception inside the context kills the processes. If a process dies,
     :class:`~matbackprop.errors.WorkerError` is raised.
 
     Args:
-        count: number of processes. With 0 and 1, calls run in this process.
+        count: number of processes. If it is 0 or 1, calls run in this process.
 
     Example:
         >>> with Workers(0) as workers:
@@ -45,9 +45,9 @@ class Workers:
             self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Start a call of a picklable function. Without processes, it runs before this returns."""
+        """Schedule a call of a picklable function. Without processes, the call runs immediately."""
         if self._pool is not None:
-            with _interrupts_blocked():  # starts processes
+            with _interrupts_blocked():  # submit may start processes
                 return self._pool.submit(function, *args, **kwargs)
         done: Future[T] = Future()
         done.set_result(function(*args, **kwargs))
@@ -127,7 +127,7 @@ def _begin() -> None:
 
 
 def _exit_with_parent() -> None:
-    """Exit with the parent process. A worker that waits for its queue would run forever."""
+    """Exit with the parent process. Otherwise, a worker would wait for its queue forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
