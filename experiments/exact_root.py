@@ -32,7 +32,7 @@ from matbackprop.vision.serve.gradients import isqrt
 
 SIDE, MARGIN, EPS = 224, 0.2, 1e-3
 TAPS = {"efficientnet-lite2": "stage7", "tiny-vit": "layer3"}
-RATES = (1e-3, 3e-3)
+RATES = (1e-3, 3e-3, 1e-2)
 
 
 @dataclass
@@ -41,13 +41,13 @@ class Config(ExperimentConfig):
 
     out: Path = Path("results/exact_root")
     """Folder of results.jsonl and table.md. Finished runs are not repeated."""
-    backbones: tuple[str, ...] = ("efficientnet-lite2",)
+    backbones: tuple[str, ...] = ("efficientnet-lite2", "tiny-vit")
     """Frozen backbones."""
     root: Path | None = None
     """Folder in the layout of COCO; by default coco under MATBACKPROP_DATA."""
-    train_regions: int = 1200
+    train_regions: int = 3000
     """Training regions, of the first images in a random order."""
-    val_regions: int = 600
+    val_regions: int = 1500
     """Validation regions."""
     width: int = 32
     """Channels whose second moments are pooled."""
