@@ -216,6 +216,8 @@ class ExactRoot:
         used: list[Run] = []
         for key, (backbone, root) in self.rows.items():
             done = list(self.results.runs(key, "seed").values())
+            if not done:
+                continue
             metrics = [run["metrics"] for run in done]
             exact = list(self.results.runs(f"{backbone}-exact", "seed").values())
             gain = None if root == "exact" else difference(self.results, done, exact)
@@ -232,11 +234,11 @@ class ExactRoot:
             ])  # fmt: skip
         columns = ["backbone", "square root", "error (%)", "seeds", "difference to exact", "seconds", "condition",
                    "error of the five steps"]  # fmt: skip
-        config = self.config
+        first, rates = used[0]["provenance"]["configuration"], len(self.results.runs(used[0]["row"], "trial"))
         note = (
-            f"{metrics[0]['regions']} validation regions of COCO, {config.train_regions} training regions (a subset), "
-            f"{config.epochs} epochs, {config.width} channels, frozen backbone; rate chosen from {len(RATES)} on "
-            "held-out training images. Difference: paired bootstrap over images, 95 % interval; negative is better. "
+            f"{used[0]['metrics']['regions']} validation regions of COCO, {first['regions']} training regions (a "
+            f"subset), {first['epochs']} epochs, {first['width']} channels, frozen backbone; rate chosen from {rates} "
+            "on held-out training images. Difference: paired bootstrap over images, 95 % interval; negative is better. "
             "Seconds: one training, on a shared processor. Condition: median of the second moments after training. "
             "Last column: median relative error of five steps at the same matrices."
         )
