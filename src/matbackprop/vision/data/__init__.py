@@ -1,1 +1,1 @@
-"""Data sets, caches, checks and downloads. Import the modules by name; each has separate optional dependencies."""
+"""Data sets, caches, checks and downloads. Import the modules by name; their optional dependencies differ."""

@@ -1,4 +1,4 @@
-"""Berkeley segmentation data: images with maps of several annotators, splits, and maps on grids."""
+"""Berkeley segmentation data sets (BSDS): images with label maps of several annotators."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ _PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
 
 @dataclass
 class BSDSSample:
-    """One image with its human maps."""
+    """Image with its human label maps ("human maps")."""
 
     id: str
-    """Name of the image."""
+    """Image name."""
     image: Tensor
     """RGB, uint8 ``(3, h, w)``."""
     segmentations: list[Tensor]
-    """One map for each annotator, int64 ``(h, w)``, labels from 0 without gaps."""
+    """One map per annotator, int64 ``(h, w)``, with consecutive labels from 0."""
 
 
 class BSDS(Dataset[BSDSSample]):
     """Images with human segmentations in the layout of BSDS500 or BSDS300.
 
-    BSDS500 and custom data: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``; instead of
-    ``.mat`` also ``<id>.png``, several annotators as ``<id>_1.png``, ``<id>_2.png`` …, or ``.npz``.
+    BSDS500 and custom data: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``. Maps can
+    also be ``<id>.png``, ``<id>.npz``, or ``<id>_1.png``, ``<id>_2.png`` … for several annotators.
     BSDS300: ``images/{train,test}/<id>.jpg`` and ``human/color/<annotator>/<id>.seg``.
-    The splits ``"bsds300-train"`` and ``"bsds300-test"`` exist in both layouts: they are ``train`` and ``val`` of
-    BSDS500.
+    The splits ``"bsds300-train"`` and ``"bsds300-test"`` are available in both layouts. In BSDS500 they are ``train``
+    and ``val``.
 
     Args:
-        root: the folder that holds ``images`` (or ``data/images``, or ``BSDS500/data/images``).
+        root: folder that contains ``images`` (or ``data/images``, or ``BSDS500/data/images``).
         split: ``"train"``, ``"val"``, ``"test"``, ``"bsds300-train"``, ``"bsds300-test"`` or the name of
             another folder.
-        ids: only these images, in this order; all of the split by default.
+        ids: names of the images to use, in this order; by default all images of the split.
 
     Attributes:
         ids: names of the images, in the order of the data set.
 
     Raises:
-        DataError: a folder is missing, images have no human map, or images in ``ids`` are missing. Damaged files and
-            maps of another size than the image raise when they are read.
+        DataError: a folder is missing, images have no human map, or images in ``ids`` are missing. Corrupted files and
+            maps whose size differs from the image raise this error when they are read.
 
     Example:
         >>> import tempfile
@@ -106,7 +106,7 @@ class BSDS(Dataset[BSDSSample]):
         return [self._images[name], *self._truth[name]]
 
     def segmentations(self, name: str) -> list[Tensor]:
-        """Return the human maps of an image by name, int64 ``(h, w)`` each, labels from 0 without gaps."""
+        """Return the human maps of an image, int64 ``(h, w)`` each, with consecutive labels from 0."""
         return [labels for path in self._truth[name] for labels in _read_maps(path)]
 
 
@@ -127,7 +127,7 @@ class SplitFiles(NamedTuple):
 
 
 def find_root(root: str | Path) -> Path:
-    """Return the folder that holds ``images``: ``root``, or ``data`` or ``BSDS500`` inside it."""
+    """Return the folder that contains ``images``: ``root`` or one of its known subfolders."""
     root = Path(root)
     for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
         if (candidate / "images").is_dir():
@@ -138,10 +138,12 @@ def find_root(root: str | Path) -> Path:
 
 
 def find_split(root: Path, split: str) -> SplitFiles:
-    """Find the images of a split and their human maps in a folder that :func:`find_root` returned.
+    """Find the images of a split and their human maps in a folder returned by :func:`find_root`.
 
-    Problems are images without a human map and images with the same name, of which the first is kept. DataError is
-    raised if a folder is missing or holds no image, or if one image has maps in files of several formats.
+    Images without a human map and duplicate names are reported as problems; the first of several duplicates is kept.
+
+    Raises:
+        DataError: a folder is missing or contains no image, or the maps of an image have several file formats.
     """
     bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
     part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
@@ -173,8 +175,8 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
     """Read an image and its human maps.
 
     Returns:
-        The sample with its valid maps, or None if the image cannot be read; and the problems: unreadable files, and
-        maps of another size than the image.
+        The sample with its valid maps, or None if the image cannot be read; and the problems: unreadable files and
+        maps whose size differs from the image.
     """
     maps: list[Tensor] = []
     problems = []
@@ -213,10 +215,10 @@ def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str
 
     Args:
         ids: names of the images.
-        fold: which fifth: of the sorted names, fold 0 holds out the first, sixth, …, fold 4 the fifth, tenth, ….
+        fold: index of the fold. Of the sorted names, fold i holds out those at positions i, i + 5, i + 10, ….
 
     Returns:
-        The names to train on, and the names that are held out.
+        Training names and held-out names.
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])
@@ -228,16 +230,16 @@ def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str
 
 
 def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resample a label map to another grid: each cell has the label that covers the largest part of its area.
+    """Resample a label map to another grid by the majority label of each cell, weighted by area.
 
-    The sizes need not divide each other. Areas are exact; of equal areas, the smallest label is chosen.
+    The sizes need not divide each other. Areas are exact; ties are resolved to the smallest label.
 
     Args:
         labels: integers ``(h, w)``; negative values are labels too.
         grid: height and width of the result.
 
     Returns:
-        int64 ``grid``, on the device of the labels.
+        int64 tensor of shape ``grid``, on the device of ``labels``.
 
     Example:
         >>> labels_to_grid(torch.tensor([[0, 0, 0, 1, 1, 2]]), (1, 2))
@@ -250,13 +252,13 @@ def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
     )
     inside = compact[pixel_row][:, pixel_column]
     cells = cell_row[:, None] * grid[1] + cell_column
-    areas = (row_length[:, None] * column_length).double()  # exact, because areas are far below 2⁵³
+    areas = (row_length[:, None] * column_length).double()  # exact: areas are far below 2⁵³
     table = torch.bincount((cells * count + inside).ravel(), areas.ravel(), minlength=grid[0] * grid[1] * count)
     return values[table.view(*grid, count).argmax(-1)].to(labels.device)
 
 
 def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut a line at the borders of ``size`` pixels and of ``cells`` cells: cell, pixel and length of each piece."""
+    """Intersect ``size`` pixels with ``cells`` cells along a line: cell, pixel and length of each piece."""
     borders = torch.unique(torch.cat([torch.arange(size + 1) * cells, torch.arange(cells + 1) * size]))
     starts, lengths = borders[:-1], borders.diff()
     return starts // size, starts // cells, lengths
@@ -264,12 +266,12 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """One image with its human maps on a grid.
+    """Image with its human maps on a grid.
 
     Attributes:
-        id: its name.
+        id: image name.
         image: (3, h, w) uint8.
-        grid: (a, round(h/stride), round(w/stride)) int16: the region that covers most of each cell, for each annotator.
+        grid: (a, round(h/stride), round(w/stride)) int16, the majority label of each cell for each annotator.
     """
 
     id: str
@@ -298,7 +300,7 @@ def prepare_images(data: BSDS, stride: int) -> list[PreparedImage]:
 
 
 def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:
-    """Stack arrays of different shapes into one tensor, padded at the end, the last two sides to a multiple."""
+    """Stack arrays of different shapes, padded at the end. The last two sides are padded to a multiple."""
     shape = [max(p.shape[d] for p in parts) for d in range(parts[0].ndim)]
     for d in (-2, -1):
         shape[d] = -(-shape[d] // multiple) * multiple

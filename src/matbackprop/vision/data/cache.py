@@ -1,4 +1,4 @@
-"""The cache folder, keys of cached data, and the folder of a data set."""
+"""Folders of cached data and of data sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def default_cache_folder() -> Path:
 
 
 def cache_key(config: Mapping[str, Any]) -> str:
-    """Return a hash of a JSON object that does not depend on the order of its keys.
+    """Return a hash of a JSON object, independent of the order of its keys.
 
     Example:
         >>> cache_key({"side": 200, "crop": True}) == cache_key({"crop": True, "side": 200})
@@ -32,16 +32,16 @@ def cache_key(config: Mapping[str, Any]) -> str:
 
 
 def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, generate: int, cache: Path | None) -> Path:
-    """Return the folder of a recipe's data set: generated, given by the user, or under ``MATBACKPROP_DATA``.
+    """Return the folder of a data set: generated, given by the user, or under ``MATBACKPROP_DATA``.
 
     Args:
-        name: folder under ``MATBACKPROP_DATA``, and the layout.
+        name: layout, and name of the folder under ``MATBACKPROP_DATA``.
         root: folder given by the user, or None.
         generate: number of training images to generate instead, with fewer validation images; 0 for none.
-        cache: folder of generated images; None for the default cache.
+        cache: folder for generated images; None for the default cache.
 
     Raises:
-        DataError: there is no data set.
+        DataError: no data set is available.
 
     Example:
         >>> dataset_folder("coco", Path("somewhere"), generate=0, cache=None).name

@@ -1,4 +1,4 @@
-"""Check data sets file by file with the readers that training uses."""
+"""Check every file of a data set with the readers used in training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matbackprop.vision.progress import track
 
 @dataclass
 class CheckResult:
-    """Result of a check."""
+    """Result of :func:`check_dataset`."""
 
     layout: str
     """``"bsds"`` or ``"coco"``."""
@@ -25,7 +25,7 @@ class CheckResult:
     problems: list[Problem] = field(default_factory=list)
     """Bad files."""
     notes: list[str] = field(default_factory=list)
-    """Remarks that are not problems."""
+    """Remarks about valid data."""
 
     @property
     def good(self) -> bool:
@@ -33,7 +33,7 @@ class CheckResult:
 
 
 def find_layout(root: str | Path) -> str:
-    """Return ``"coco"`` or ``"bsds"``; raise DataError if the folder is missing or has neither layout."""
+    """Return ``"coco"`` or ``"bsds"``. Raise DataError if the folder is missing or has neither layout."""
     root = Path(root)
     if not root.is_dir():
         raise DataError(f"{root} is not a folder. Name the folder of a data set in the layout of BSDS or COCO.")
@@ -50,7 +50,7 @@ def find_layout(root: str | Path) -> str:
 
 
 def check_dataset(root: str | Path) -> CheckResult:
-    """Check a data set of either layout; see :func:`check_bsds` and :func:`check_coco`."""
+    """Detect the layout of a data set and call :func:`check_bsds` or :func:`check_coco`."""
     return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root))
 
 
@@ -60,9 +60,9 @@ def _read_all(read: Callable[[Any], Any], items: list[Any], title: str) -> Itera
 
 
 def check_bsds(root: Path) -> CheckResult:
-    """Read every image and human map of a folder in the layout of BSDS500 or BSDS300 and compare their sizes.
+    """Read all images and human maps of a folder in the layout of BSDS500 or BSDS300.
 
-    Problems are files that cannot be read, images without maps, maps without images, and maps of another size.
+    Unreadable files, images without maps, maps without images, and maps of the wrong size are reported as problems.
     """
     from matbackprop.vision.data.bsds import find_root, find_split, read_sample
 
@@ -94,9 +94,9 @@ def check_bsds(root: Path) -> CheckResult:
 
 
 def check_coco(root: Path) -> CheckResult:
-    """Read every image and every annotation of a folder in COCO's layout.
+    """Read all images and annotations of a folder in the COCO layout.
 
-    Crowds, empty masks and unused categories are noted.
+    Crowds, empty masks and unused categories are listed in the notes.
     """
     from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
 

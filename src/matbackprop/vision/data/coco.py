@@ -1,7 +1,6 @@
-"""Read COCO-format files. Valid entries become regions; invalid ones are reported as problems.
+"""Read COCO-format annotation files (:func:`read_coco`), images and masks (:func:`open_regions`).
 
-Training (:mod:`matbackprop.vision.data.coco_regions`) and ``data check`` both use :func:`read_coco` for the annotation
-file and :func:`open_regions` for an image and its masks.
+Valid entries become regions; invalid entries are reported as problems.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ Box = tuple[float, float, float, float]
 BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
 """Kinds of problems that exclude an image with all its regions."""
 
-_TRACE = 1 << 24  # samples along a polygon's outline, which pycocotools holds in memory
-_LARGEST = 1 << 30  # bytes of an annotation file; the largest official one has half as many
+_TRACE = 1 << 24  # samples along the outline of a polygon, which pycocotools keeps in memory
+_LARGEST = 1 << 30  # bytes of an annotation file; the largest official file has half as many
 _ID = 1 << 63  # identifiers are stored in 64 bits
 
 
 def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
     """Find the annotation file and the image folder of a split.
 
-    The official layout (``annotations/instances_train2017.json`` with ``train2017/``) is supported, also without the
-    year and with image folders in ``images/``. The split is ``"train"``, ``"val"`` or an official name such as
+    The official layout is ``annotations/instances_train2017.json`` with ``train2017/``. The year can be omitted, and
+    image folders can be in ``images/``. The split is ``"train"``, ``"val"`` or an official name such as
     ``"train2017"``.
 
     Raises:
-        DataError: the file or the folder is missing. The message lists the paths that were tried.
+        DataError: the file or the folder is missing.
     """
     root = Path(root)
     names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
@@ -58,7 +57,7 @@ def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
 
 @dataclass(frozen=True)
 class Region:
-    """One annotated object."""
+    """Annotated object."""
 
     annotation_id: int
     label: int
@@ -69,7 +68,7 @@ class Region:
 
 @dataclass(frozen=True)
 class ImageRegions:
-    """The regions of one image; ``source`` is the annotation file."""
+    """Regions of one image; ``source`` is the annotation file."""
 
     image_id: int
     path: Path
@@ -81,14 +80,14 @@ class ImageRegions:
 
 @dataclass(frozen=True)
 class RegionIndex:
-    """All regions of an annotation file, and the skipped ones.
+    """Regions of an annotation file.
 
     Attributes:
-        images: the images, sorted by id, each with its regions.
-        categories: ``{"id": …, "name": …}`` sorted by id; a label is a position in this list.
-        skipped: reason → number of annotations that were left out.
+        images: images with their regions, sorted by id.
+        categories: ``{"id": …, "name": …}`` sorted by id. A label is an index into this list.
+        skipped: reason → number of skipped annotations.
         unused: names of the categories without any region.
-        problems: bad entries of the file and missing images.
+        problems: invalid entries of the file and missing images.
         annotations: number of annotations in the file.
     """
 
@@ -100,7 +99,7 @@ class RegionIndex:
     annotations: int = 0
 
 
-# Entries of the file. A field that is not listed here is ignored.
+# Entries of the file. Other fields are ignored.
 _Id = Annotated[int, Field(strict=True, ge=-_ID, lt=_ID)]
 _Side = Annotated[int, Field(strict=True, ge=1, le=MAX_PIXELS)]
 _Number = Annotated[float, Field(strict=True, gt=-1e300, lt=1e300)]
@@ -138,9 +137,9 @@ _POLYGONS: TypeAdapter[list[list[float]]] = TypeAdapter(list[list[_Number]])
 
 
 def read_coco(annotations: str | Path, images: str | Path) -> RegionIndex:
-    """Read and check a COCO-format file. Invalid entries are left out and reported as problems.
+    """Read and validate a COCO-format file. Invalid entries are skipped and reported as problems.
 
-    Images without regions are included. Crowds and empty masks are left out and counted; they are not problems.
+    Images without regions are included. Crowds and empty masks are skipped and counted, but not reported as problems.
 
     Raises:
         DataError: the file cannot be read, is not JSON, lacks one of its three lists, or has ambiguous categories.
@@ -187,7 +186,7 @@ def read_coco(annotations: str | Path, images: str | Path) -> RegionIndex:
 
 
 def _entries(file: Path, what: str, kind: Any, entries: list[Any], problems: list[Problem]) -> Iterator[Any]:
-    """Yield the valid entries of a list; others become problems."""
+    """Yield the valid entries of a list and append the others to ``problems``."""
     check = TypeAdapter(kind).validate_python
     seen: set[int] = set()
     for number, entry in enumerate(entries, 1):
@@ -217,13 +216,13 @@ def _reason(entry: Any, error: ValidationError) -> str:
 
 
 def _missing_images(folder: Path, images: dict[int, ImageRegions]) -> set[int]:
-    # One scan of the folder is quicker than a query per image.
+    # One scan of the folder is faster than one query per image.
     present = {entry.path for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
     return {i for i, one in images.items() if str(one.path) not in present and not os.path.isfile(one.path)}
 
 
 def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int]) -> tuple[str, str]:
-    """Return the kind of an exclusion and, if it is a problem, its reason; empty strings for a valid region."""
+    """Return the kind of exclusion and, for problems, the reason; empty strings for a valid region."""
     box = entry.get("bbox")
     if entry["category_id"] not in labels:
         return "unknown category", f"has the category {entry['category_id']}, which is not listed"
@@ -244,10 +243,11 @@ def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict
 def read_regions(
     annotations: str | Path, images: str | Path, *, missing_images: Literal["raise", "skip"] = "raise"
 ) -> RegionIndex:
-    """Read a COCO-format file for training: as :func:`read_coco`, but only images with regions.
+    """Read a COCO-format file with :func:`read_coco` and drop images without regions.
 
     Raises:
-        DataError: no region is left; or an image is missing or badly listed, unless ``missing_images="skip"``.
+        DataError: no region is left; or an image is missing or has an invalid entry, unless
+            ``missing_images="skip"``.
     """
     index = read_coco(annotations, images)
     bad = [p for p in index.problems if p.kind == "bad image entry"]
@@ -279,9 +279,9 @@ def open_regions(
     """Read an image and decode its masks.
 
     Returns:
-        RGB pixels (h, w, 3), or None if the image cannot be used; for each usable region its position, its mask
-        (h, w) of zeros and ones and its window (see :func:`region_window`); and the problems, whose kind ``"empty
-        mask"`` is harmless.
+        RGB pixels (h, w, 3), or None if the image cannot be used; for each usable region its index, its mask (h, w)
+        of zeros and ones and its window (see :func:`region_window`); and the problems. Problems of the kind ``"empty
+        mask"`` can be ignored.
     """
     try:
         pixels = read_picture(entry.path).pixels
@@ -307,7 +307,10 @@ def open_regions(
 
 
 def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slice] | None:
-    """Rows and columns of a region: its box clipped to the image, or the mask's bounding box; None if it is empty."""
+    """Return the rows and columns of the box clipped to the image, or of the mask if ``box`` is None.
+
+    The result is None for an empty region.
+    """
     height, width = mask.shape
     if box is None:
         rows, columns = np.nonzero(mask)
@@ -329,8 +332,8 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
     """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones.
 
     Raises:
-        DataError: it is none of the three, has another size than the image, or is damaged. The message does not name
-            the annotation.
+        DataError: the format is unknown, the size differs from the image, or the data are corrupted. The message does
+            not name the annotation.
     """
     try:
         if isinstance(segmentation, dict):
@@ -360,9 +363,9 @@ def _run_lengths(code: _RunLengths, height: int, width: int) -> NDArray[np.int64
 
 
 def _decompress(text: str) -> NDArray[np.int64]:
-    """Decode COCO's string: five bits per character, lowest first; each run is relative to the one before the last.
+    """Decode compressed run lengths: five bits per character, lowest first; each run is relative to the one two before.
 
-    pycocotools corrupts memory if a string is damaged.
+    pycocotools is not used because it corrupts memory if a string is invalid.
     """
     digits = np.array([ord(c) for c in text], np.int64) - 48
     ends = np.flatnonzero(digits & 32 == 0)

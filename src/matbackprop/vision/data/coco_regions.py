@@ -1,8 +1,8 @@
 """Object regions of COCO-format files: cropped once, cached on disk, and assembled into batches on the device.
 
 :func:`cache_regions` crops the bounding box of every region, resizes it to a longest side of 200 pixels, and stores
-color and mask as four bytes per pixel in one memory-mapped array. :func:`place_regions` shifts regions on a canvas of
-227×227 pixels, flips, masks and normalizes them. Placements depend on seed and epoch only, so that a resumed run uses
+color and mask as four bytes per pixel in a memory-mapped array. :func:`place_regions` shifts regions on a canvas of
+227×227 pixels, flips, masks and normalizes them. Placements depend only on seed and epoch, so that a resumed run uses
 the same batches.
 """
 
@@ -38,7 +38,7 @@ SIDE = 200
 CANVAS = 227
 _ROW = np.dtype(
     [("size", np.int64, 2), ("label", np.int64), ("area", np.float64), ("image", np.int64), ("annotation", np.int64)]
-)  # of the table of a cache
+)  # columns of the table in a cache
 
 
 def crop_region(
@@ -77,14 +77,14 @@ class Regions:
 
     Attributes:
         path: folder of the cache.
-        pixels: uint8 (n, side, side, 4), memory-mapped, the region in the upper left corner: red, green, blue, fraction
-            inside the mask.
-        sizes: int64 (n, 2), height and width of the region there.
-        labels: int64 (n,), positions in ``categories``.
+        pixels: uint8 (n, side, side, 4), memory-mapped: red, green, blue, and fraction inside the mask. The region is
+            in the upper left corner.
+        sizes: int64 (n, 2), height and width of the region in ``pixels``.
+        labels: int64 (n,), indices into ``categories``.
         areas: float64 (n,), area in the original image, in pixels.
         image_ids, annotation_ids: int64 (n,).
         categories: ``{"id": …, "name": …}``, sorted by id.
-        skipped: reason → number of annotations left out.
+        skipped: reason → number of skipped annotations.
 
     Raises:
         DataError: the cache is damaged or incomplete.
@@ -115,7 +115,7 @@ class Regions:
         return [c["name"] for c in self.categories]
 
     def resident(self, device: torch.device) -> Tensor:
-        """Return all pixels on a device, int32 (n, side, side); they are copied on the first call."""
+        """Return all pixels on a device, int32 (n, side, side). They are copied on the first call."""
         if device not in self._resident:
             store = torch.empty(self.pixels.shape[:3], dtype=torch.int32, device=device)
             for start in range(0, len(self), 1024):
@@ -168,12 +168,12 @@ def cache_regions(
 
     Args:
         annotations, images: COCO-format file and folder of the images.
-        folder: folder of caches; this one is ``regions-<hash>`` in it.
+        folder: folder of caches. The cache is its subfolder ``regions-<hash>``.
         side: longest side of a region in pixels.
         margin: border around a region's box, as a fraction of its longest side.
         missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`. It also applies to images that cannot
-            be read or have another size than in the annotations.
-        workers: processes; None for one per CPU core, 0 for none.
+            be read or whose size differs from the annotations.
+        workers: number of processes; None for one per CPU core, 0 for none.
     """
     stat = Path(annotations).stat()
     key = cache_key(
@@ -221,7 +221,7 @@ def _write_regions(
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise DataError, naming the differences, unless both sets have the same categories."""
+    """Raise DataError with a list of differences unless both sets have the same categories."""
     first, second = ({c["id"]: c["name"] for c in regions.categories} for regions in (train, validation))
     differences = [
         f"id {i}: {show(first.get(i, 'absent'))} in training, {show(second.get(i, 'absent'))} in validation"
@@ -239,7 +239,7 @@ def hold_out_images(image_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hold out the regions of every fifth image, in the order of ids.
 
     Returns:
-        Positions of the other regions, and of the regions that are held out.
+        Indices of the remaining regions, and of the held-out regions.
 
     Example:
         >>> fit, held_out = hold_out_images(np.array([7, 7, 8, 9, 3, 5]))
@@ -268,7 +268,7 @@ def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: boo
 
 @functools.lru_cache(maxsize=16)
 def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Factor and offset that normalize bytes, cached on the device to avoid a synchronization."""
+    """Return scale and offset to normalize bytes, cached on the device to avoid a synchronization."""
     mean, deviation = torch.tensor(IMAGENET_MEAN), torch.tensor(IMAGENET_STD)
     return (1 / (255 * deviation)).to(device), (mean / deviation).to(device)
 
@@ -282,25 +282,25 @@ def place_regions(
     canvas: int = CANVAS,
     background: Background = "keep",
 ) -> tuple[Tensor, Tensor]:
-    """Gather regions, place them on the canvas, flip, mask and normalize them, on the device of ``store``.
+    """Place regions on the canvas, flip, mask and normalize them, on the device of ``store``.
 
     Args:
         store: uint8 (n, side, side, 4), or the same bytes as int32 (n, side, side).
-        index: int64 (b,) regions of the batch.
-        sizes: int64 (b, 2) their height and width.
-        placement: int64 (b, 3) shift down, shift right, flip.
+        index: int64 (b,), regions of the batch.
+        sizes: int64 (b, 2), height and width of the regions.
+        placement: int64 (b, 3), shift down, shift right, flip.
         canvas: side of the output.
-        background: ``"keep"`` keeps the pixels around the object, ``"mask"`` replaces them by the mean color.
+        background: ``"keep"`` keeps the pixels around the object; ``"mask"`` replaces them with the mean color.
 
     Returns:
-        Images (b, 3, canvas, canvas), normalized for ImageNet networks, zero outside the region's box, in channels-last
-        memory; and the fraction of each pixel inside the mask (b, canvas, canvas).
+        Images (b, 3, canvas, canvas) in channels-last memory, normalized with ImageNet statistics and zero outside the
+        box of the region; and the fraction of each pixel inside the mask (b, canvas, canvas).
     """
     device = store.device
     if store.dtype == torch.uint8:
         store = store.view(torch.int32).squeeze(-1)
     ticks = torch.arange(canvas, device=device)
-    # Position of every canvas pixel in the region, whose center is that of the canvas before the shift.
+    # Position of every canvas pixel in the region. Before the shift, region and canvas have the same center.
     corner = (canvas - sizes) // 2 + placement[:, :2]
     rows = ticks - corner[:, :1]
     columns = ticks - corner[:, 1:]
@@ -320,10 +320,10 @@ def place_regions(
 
 
 class FetchedRegions(NamedTuple):
-    """A batch of regions in memory.
+    """Batch of regions read from the cache.
 
     Attributes:
-        regions: int64 (b,), positions in the cache.
+        regions: int64 (b,), indices into the cache.
         placement: int64 (b, 3), see :func:`draw_placements`.
         pixels: uint8 (b, side, side, 4); None if all regions are on the device.
     """
@@ -334,10 +334,10 @@ class FetchedRegions(NamedTuple):
 
 
 class ImageBatch(NamedTuple):
-    """A batch of regions as network input.
+    """Batch of regions as network input.
 
     Attributes:
-        regions: int64 (b,), positions in the cache.
+        regions: int64 (b,), indices into the cache.
         target: int64 (b,), classes.
         image: (b, 3, canvas, canvas), normalized.
         mask: (b, canvas, canvas), fraction of each pixel inside the region.
@@ -356,8 +356,8 @@ class RegionSource:
         regions: the regions.
         positions: item i of this source is region ``positions[i]``.
         seed: seed of the placements.
-        jitter: largest shift from the center of the canvas in pixels.
-        flip: mirror half the regions.
+        jitter: maximum shift from the center of the canvas in pixels.
+        flip: mirror half of the regions.
         resident: keep the pixels of all regions on the device.
         canvas, background: as in :func:`place_regions`.
     """
@@ -403,7 +403,7 @@ class RegionSource:
         return FetchedRegions(torch.from_numpy(index), torch.from_numpy(self.placements(epoch)[items]), pixels)
 
     def assemble(self, batch: FetchedRegions, device: torch.device) -> ImageBatch:
-        """Compute images and masks of a fetched batch on ``device``."""
+        """Compute the images and masks of a fetched batch on ``device``."""
         self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
         index, placement = (part.to(device, non_blocking=True) for part in batch[:2])
         if batch.pixels is None:

@@ -1,4 +1,4 @@
-"""Download data sets and weights from their official addresses and check them."""
+"""Download data sets and weights from their official URLs and verify checksums."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from matbackprop.vision.progress import is_silent
 
 
 class Archive(NamedTuple):
-    """A folder of a data set, packed at its official address."""
+    """Archive that contains a folder of a data set."""
 
     url: str
     source: str
     """Folder inside the archive."""
     target: str
-    """Folder of the data set that it becomes."""
+    """Target folder in the data set."""
     md5: str | None = None
     """Published checksum."""
 
@@ -54,8 +54,8 @@ def download(url: str, target: str | Path, *, sha256: str | None = None, md5: st
     """Download a file. The target is created after the checksum is verified.
 
     Args:
-        url: http or https address.
-        target: the file. An existing file with the right checksum is kept.
+        url: HTTP or HTTPS URL.
+        target: target file. An existing file with the correct checksum is kept.
         sha256: expected SHA-256, or its first digits.
         md5: expected MD5.
 
@@ -76,7 +76,7 @@ def download(url: str, target: str | Path, *, sha256: str | None = None, md5: st
         if not _fits(partial, sha256, md5):
             raise DataError(f"The checksum of {url} is wrong. The file was removed; try again.")
         partial.replace(target)
-    except OSError as error:  # the errors of requests are OSErrors too
+    except OSError as error:  # base class of the exceptions of requests
         raise DataError(
             f"{url} could not be downloaded ({type(error).__name__}). Without a network, download it on another "
             f"machine to {target} and rerun."
@@ -98,10 +98,10 @@ def download_dataset(name: str, folder: str | Path) -> Path:
 
     Args:
         name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
-        folder: the data set's folder.
+        folder: target folder.
 
     Raises:
-        DataError: a download failed, or an archive is damaged.
+        DataError: a download failed, or an archive is corrupted.
     """
     folder = Path(folder)
     for archive in DATASETS[name]:
@@ -116,7 +116,7 @@ def download_dataset(name: str, folder: str | Path) -> Path:
 
 
 def _extract(archive: Path, source: str, target: Path) -> None:
-    """Extract a folder of a zip or tar archive; no file is written outside it."""
+    """Extract a folder of a zip or tar archive. No file is written outside ``target``."""
     with tempfile.TemporaryDirectory(dir=archive.parent) as scratch:
         try:
             shutil.unpack_archive(archive, scratch, filter=None if archive.suffix == ".zip" else "data")

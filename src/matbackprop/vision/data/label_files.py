@@ -21,41 +21,42 @@ from matbackprop.vision.files import read_bytes, shorten
 from matbackprop.vision.metrics.regions import as_label_map
 
 LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
-"""Files that :func:`read_label_maps` reads."""
+"""File formats of :func:`read_label_maps`."""
 MAX_BYTES = 1 << 28
-"""Largest file, compressed or not."""
+"""Maximum size of a file, also after decompression."""
 MAX_MAP_PIXELS = 1 << 24
-"""Pixels of the largest map; scoring takes sixty bytes for each."""
+"""Maximum number of pixels of a map; evaluation needs sixty bytes per pixel."""
 MAX_LABELS = 1 << 26
-"""Labels of all maps in a file; scoring takes eight bytes for each."""
+"""Maximum total number of pixels of all maps in a file; evaluation needs eight bytes per pixel."""
 
 Numbered = Literal["yes", "no"]
 """Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``."""
 
 _NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
-_SINGLE = (".png", ".npy")  # files of one map each, which may be numbered
+_SINGLE = (".png", ".npy")  # one map per file; files may be numbered
 
 
 def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[np.integer]]:
     """Read all label maps of one file.
 
-    - ``.mat`` (version 5 to 7): a cell ``segs`` of segmentations, a cell ``groundTruth`` of human maps, an ultrametric
-      contour map ``ucm2`` (double size), otherwise every two-dimensional integer array.
+    - ``.mat`` (version 5 to 7): a cell array ``segs`` of segmentations, a cell array ``groundTruth`` of human maps, an
+      ultrametric contour map ``ucm2`` (double size), or else every two-dimensional integer array.
     - ``.seg``: one human map of BSDS300.
-    - ``.png``: one map. Labels are gray values (1 to 16 bits), palette indices, or the colors of a color picture.
+    - ``.png``: one map. Labels are gray values (1 to 16 bits), palette indices, or the colors of a color image.
       Contours and photographs are rejected.
-    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including the files of
-      ``matbackprop segment``. ``.npy``: one such array.
+    - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including files written by
+      ``matbackprop segment``.
+    - ``.npy``: one such array.
 
     Args:
         path: the file.
-        thresholds: number of levels at which a contour map is cut, evenly spaced inside (0, 1).
+        thresholds: number of evenly spaced thresholds in (0, 1) for a contour map.
 
     Returns:
         Integer label maps ``(h, w)``, at least one.
 
     Raises:
-        DataError: the file is missing, damaged, too large, of another format, or contains no label map.
+        DataError: the file is missing, corrupted, too large, of another format, or contains no label map.
     """
     path = Path(path)
     with _readable(path):
@@ -79,7 +80,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert errors to DataError: readers raise many types for damaged files."""
+    """Convert errors to DataError. Readers raise many exception types for corrupted files."""
     try:
         yield
     except DataError:
@@ -147,7 +148,7 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
 
 
 def _check_mat(data: bytes, order: str) -> None:
-    """Check structure and decompressed size: SciPy's reader crashes on some damaged files and has no limit."""
+    """Check structure and decompressed size. The SciPy reader crashes on some corrupted files and has no size limit."""
     left = MAX_BYTES
     for kind, content in _elements(memoryview(data)[128:], order):
         if kind == 15:
@@ -192,14 +193,14 @@ def _check_array(kind: int, data: memoryview, order: str) -> None:
 
 
 def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArray[np.integer]]:
-    """Cut an ultrametric contour map at evenly spaced thresholds.
+    """Threshold an ultrametric contour map at evenly spaced levels.
 
     Args:
-        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)``: pixels are at odd positions, contours between them.
-        thresholds: number n of thresholds i/(n + 1), i = 1 … n; contours at or below a threshold vanish.
+        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)``. Pixels are at odd positions, contours between them.
+        thresholds: number n of thresholds i/(n + 1), i = 1 … n. Contours at or below a threshold are removed.
 
     Returns:
-        ``thresholds`` label maps ``(h, w)``, from fine to coarse; equal neighbors are one object.
+        ``thresholds`` label maps ``(h, w)``, from fine to coarse. Equal neighbors are the same array object.
     """
     from scipy.ndimage import label
 
@@ -208,10 +209,10 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArra
         raise DataError(f"A contour map ucm2 has shape (2h + 1, 2w + 1), got {ucm.shape}. Save it in double size.")
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
     maps: list[NDArray[np.integer]] = []
-    below = np.searchsorted(np.unique(ucm), levels, side="right")  # strengths that vanish at each level
+    below = np.searchsorted(np.unique(ucm), levels, side="right")  # strengths removed at each level
     for i, level in enumerate(levels):
         same = i and below[i] == below[i - 1]
-        maps.append(maps[-1] if same else label(ucm <= level)[0][1::2, 1::2])  # the same object is scored once
+        maps.append(maps[-1] if same else label(ucm <= level)[0][1::2, 1::2])  # the same object is evaluated once
     return maps
 
 
@@ -234,15 +235,15 @@ def _read_png(path: Path) -> NDArray[np.integer]:
 
 
 def read_contour_map(path: str | Path) -> NDArray[np.float32]:
-    """Read a soft contour map: a gray PNG of 8 or 16 bits, or one two-dimensional array in a .npy or .mat file.
+    """Read a soft contour map: an 8- or 16-bit gray PNG, or one two-dimensional array in a .npy or .mat file.
 
-    Integers are divided by the largest value of their type; floating-point strengths are in [0, 1].
+    Integers are divided by the largest value of their type; floating-point strengths must be in [0, 1].
 
     Returns:
         Strengths in [0, 1], ``(h, w)``.
 
     Raises:
-        DataError: the file is missing, damaged, too large, or not a contour map.
+        DataError: the file is missing, corrupted, too large, or not a contour map.
     """
     path = Path(path)
     with _readable(path):
@@ -273,7 +274,7 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
 
 
 def _is_drawn(labels: NDArray[np.integer]) -> bool:
-    """Whether fewer than half of the pixels outside the most frequent value are in a constant 2×2 block."""
+    """Return whether fewer than half of the pixels outside the most frequent value are in a constant 2×2 block."""
     from scipy.ndimage import maximum_filter, minimum_filter
 
     if min(labels.shape) < 16:
@@ -302,15 +303,15 @@ def _stack(array: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _natural(name: str) -> list[tuple[bool, int | str]]:
-    """Sort key in which ``arr_10`` comes after ``arr_2``."""
+    """Return a sort key in which ``arr_10`` comes after ``arr_2``."""
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name) if part]
 
 
 def read_seg(path: str | Path) -> NDArray[np.int64]:
     """Read a human map of BSDS300.
 
-    The header has lines such as ``width 481``, ``height 321`` and ``segments 12`` and ends with ``data``. Each line
-    after it is ``segment row first last``: the pixels first … last (inclusive, from 0) of a row belong to a segment.
+    The header has lines such as ``width 481``, ``height 321`` and ``segments 12`` and ends with ``data``. Each further
+    line is ``segment row first last``: the pixels first … last (inclusive, from 0) of a row belong to a segment.
     """
     path = Path(path)
     head, mark, body = read_bytes(path, 1 << 24).decode("ascii").partition("\ndata")
@@ -345,19 +346,19 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
 def index_label_files(
     folder: str | Path, *, names: Collection[str] | None = None, numbered: Numbered = "yes"
 ) -> dict[str, list[Path]]:
-    """Group the files of label maps in a folder and its subfolders by image.
+    """Group the label files in a folder and its subfolders by image.
 
-    The image is the file name without its suffix, and without ``-ucm2`` of contour maps. Files of one name in several
-    subfolders (one per annotator, as in BSDS300) and numbered pictures ``name_1.png``, ``name_2.png`` … belong to one
-    image.
+    The image name is the file name without suffix, and without ``-ucm2`` of contour maps. Files of the same name in
+    several subfolders (one per annotator, as in BSDS300) and numbered files ``name_1.png``, ``name_2.png`` … belong to
+    one image.
 
     Args:
-        folder: where to look.
-        names: known images; a file whose whole name is one of them is not numbered.
-        numbered: whether a final ``_1``, ``_2`` … of ``.png`` and ``.npy`` files is a number.
+        folder: folder to search.
+        names: known image names. A file with one of these names is not numbered.
+        numbered: whether a suffix ``_1``, ``_2`` … of ``.png`` and ``.npy`` files is the number of a map.
 
     Returns:
-        Sorted files for each image name, sorted by name.
+        Image name → sorted files, sorted by name.
     """
     folder = Path(folder)
     if not folder.is_dir():

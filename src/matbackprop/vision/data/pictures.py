@@ -1,7 +1,7 @@
 """Read image files of common formats as upright RGB bytes. Sizes are checked before decoding.
 
-Only formats that Pillow decodes itself are accepted. For others, such as PostScript, Pillow calls programs that execute
-the file.
+Only formats that Pillow decodes itself are accepted. For others, such as PostScript, Pillow calls external programs
+that execute the file.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 50_000_000
-"""Pixels of the largest picture that is decoded, in less than a gigabyte."""
-_MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "HEIF": 40_000_000}  # larger decoders
+"""Maximum number of pixels of a picture; decoding needs less than a gigabyte."""
+_MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "HEIF": 40_000_000}  # need more memory
 
 _KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
-_FILTERS = threading.Lock()  # the filters of warnings belong to all threads
+_FILTERS = threading.Lock()  # warning filters are global
 _STRIP = 256  # rows
-# FFmpeg recognizes files by their content; a playlist could make it open other files or addresses.
+# FFmpeg detects formats by content; a playlist could make it open other files or URLs.
 _VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
-_DARK = 64  # 12 bits in 16 leave bytes below 16
+_DARK = 64  # 12-bit values in 16 bits have high bytes below 16
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
                     ".jp2", ".avif", ".heic", ".heif")  # fmt: skip
-"""Files that a folder of pictures is searched for."""
+"""Suffixes of the pictures in a folder."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
-"""Files that are read as videos."""
+"""Suffixes of videos."""
 
 
 class Picture(NamedTuple):
-    """A decoded picture.
+    """Decoded picture.
 
     Attributes:
         pixels: (h, w, 3) upright RGB bytes.
-        rescaled: smallest and largest value of a picture of more than 8 bits, which became 0 and 255; None for others.
+        rescaled: smallest and largest value before rescaling to 0 … 255; None for 8-bit pictures.
     """
 
     pixels: NDArray[np.uint8]
@@ -66,17 +66,18 @@ class Picture(NamedTuple):
 def read_picture(path: str | Path) -> Picture:
     """Read a picture file as upright RGB bytes.
 
-    The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures become RGB; transparent ones are composed
-    over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because files do not
-    record the scale of values (12 bits in 16, heights in meters, photon counts); see :attr:`Picture.note`. Colors of 16
-    bits lose their low byte; pictures that use only the low byte are rejected. Of several frames, the first is read.
+    The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures are converted to RGB. Transparent pictures
+    are composited over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because
+    files do not record the scale of values (12 bits in 16, heights in meters, photon counts); see :attr:`Picture.note`.
+    16-bit colors are reduced to their high byte; pictures that use only the low byte are rejected. Only the first frame
+    is read.
 
     Args:
         path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 or AVIF file; HEIC if pillow-heif is installed.
 
     Raises:
-        DataError: the file is missing, not a regular file, not a picture, damaged, or has more than
-            :data:`MAX_PIXELS` pixels (fewer for some formats); those are not decoded.
+        DataError: the file is missing, not a regular file, not a picture, corrupted, or has more than
+            :data:`MAX_PIXELS` pixels (fewer for some formats).
     """
     with open_picture(path) as file:
         deep = any(";16" in str(tile[3]) for tile in file.tile)
@@ -87,17 +88,17 @@ def read_picture(path: str | Path) -> Picture:
 
 
 def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Picture]]:
-    """Read the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video.
+    """Read the frames of a GIF, an animated WebP or PNG, a multi-page TIFF, or a video.
 
     Args:
         path: the file. Videos (see :data:`VIDEO_SUFFIXES`) need PyAV.
-        every: 1 for all frames, 2 for each second one, and so on.
+        every: read every n-th frame; 1 for all frames.
 
     Yields:
-        The number of a frame, from 0, and the picture.
+        Frame number, from 0, and picture.
 
     Raises:
-        DataError: as :func:`read_picture`. The complete frames of a truncated file are yielded first.
+        DataError: as in :func:`read_picture`. The complete frames of a truncated file are yielded first.
         ConfigurationError: ``every`` is not positive.
         MissingExtraError: the file is a video, and PyAV is not installed.
     """
@@ -122,7 +123,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
             if not file.streams.video:
                 raise DataError(f"{path} holds no video stream.")
             for number, frame in enumerate(file.decode(file.streams.video[0])):
-                if frame.width * frame.height > MAX_PIXELS:  # which may change from frame to frame
+                if frame.width * frame.height > MAX_PIXELS:  # may change between frames
                     raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
@@ -131,11 +132,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
 
 
 def read_mask(path: str | Path) -> NDArray[np.bool_]:
-    """Read a picture file as a mask (h, w), true if a pixel is neither black nor transparent.
-
-    Raises:
-        DataError: as :func:`read_picture`.
-    """
+    """Read a picture file as a mask (h, w), true if a pixel is neither black nor transparent."""
     with open_picture(path) as file:
         from PIL import ImageOps
 
@@ -148,15 +145,15 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
 
 @contextmanager
 def open_picture(path: str | Path) -> Iterator[ImageFile]:
-    """Open a picture after checking its size; the body of the ``with`` statement decodes it.
+    """Open a picture after checking its size. It is decoded in the body of the ``with`` statement.
 
     Raises:
-        DataError: as :func:`read_picture`, also for errors in the body; the message begins with the path.
+        DataError: as in :func:`read_picture`, also for errors in the body. The message starts with the path.
     """
     with needs("reading pictures needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
-    if not path.is_file():  # opening a named pipe would wait forever
+    if not path.is_file():  # opening a named pipe would block
         kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
         raise DataError(f"{path} {kind}. Name a picture.")
     if path.suffix.lower() in VIDEO_SUFFIXES:
@@ -192,12 +189,12 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         raise DataError(f"{path} is not a picture. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
-    except Exception as error:  # Pillow raises many types for damaged files
+    except Exception as error:  # Pillow raises many exception types for corrupted files
         raise DataError(f"{path} is damaged: {error}.") from error
 
 
 def picture_of(image: Image) -> Picture:
-    """Convert an open Pillow image to upright RGB bytes, as :func:`read_picture` does. The image is changed.
+    """Convert an open Pillow image to upright RGB bytes, like :func:`read_picture`. The image is modified.
 
     Raises:
         DataError: no value is finite.
@@ -210,7 +207,7 @@ def picture_of(image: Image) -> Picture:
     """
     from PIL import Image, ImageOps
 
-    ImageOps.exif_transpose(image, in_place=True)  # without another copy
+    ImageOps.exif_transpose(image, in_place=True)  # avoids a copy
     if image.mode[0] in "IF":  # I, I;16, I;16B, F
         return _rescale(image)
     pixels = np.empty((image.height, image.width, 3), np.uint8)
@@ -247,7 +244,7 @@ def _rescale(image: Image) -> Picture:
 
 
 def _match(pattern: Path) -> list[Path]:
-    """Files that a pattern matches. ``**`` does not follow links, and wildcards do not match hidden names."""
+    """Return the files that match a pattern. ``**`` does not follow links; wildcards do not match hidden names."""
     top = Path(pattern.anchor)
     relative = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
     try:
@@ -259,17 +256,17 @@ def _match(pattern: Path) -> list[Path]:
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
-    """List the pictures of files, folders and patterns.
+    """Return the paths of pictures in files, folders and patterns.
 
     Args:
         sources: files, folders of pictures (see :data:`PICTURE_SUFFIXES`), and patterns such as ``holiday/*.jpg`` or
             ``**/*.png``.
 
     Returns:
-        Paths in the order of the sources, sorted within each. Files are not opened and need not exist.
+        Paths in the order of the sources, sorted within each source. Files are not opened and need not exist.
 
     Raises:
-        DataError: a folder holds no picture, a pattern matches nothing, or there is no source.
+        DataError: a folder contains no picture, a pattern matches nothing, or ``sources`` is empty.
     """
     paths: list[Path] = []
     for source in map(Path, sources):

@@ -1,8 +1,8 @@
-"""Synthetic images of colored, textured shapes, on which all systems can be trained without data.
+"""Synthetic images of colored, textured shapes, to train all systems without data.
 
-:func:`draw_regions` draws objects with boxes, masks and classes, like COCO; :func:`draw_segmentation` draws label maps
-by several annotators who agree on some borders only, like BSDS. An image depends on its seed and index only.
-:func:`write_shapes_coco` and :func:`write_shapes_bsds` write data sets in those layouts.
+:func:`draw_regions` draws objects with boxes, masks and classes, like COCO. :func:`draw_segmentation` draws label maps
+of several annotators who agree on some borders only, like BSDS. An image depends only on its seed and index.
+:func:`write_shapes_coco` and :func:`write_shapes_bsds` write data sets in these layouts.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from matbackprop.vision.segmentation import connected_components
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
 """Classes of objects. Outline, hue and texture depend on the class."""
 OBJECTS = 4
-"""Largest number of objects in an image of regions."""
+"""Maximum number of objects in an image of :func:`draw_regions`."""
 ANNOTATORS = 3
-"""Number of label maps of an image to segment."""
+"""Number of label maps of :func:`draw_segmentation`."""
 SIZE = (96, 128)
 """Default height and width."""
 
 
 class RegionsSample(NamedTuple):
-    """One image with objects.
+    """Image with objects.
 
     Attributes:
         image: uint8 (3, h, w).
         masks: bool (n, h, w), the visible part of each object.
-        boxes: float32 (n, 4): x, y, width, height of each mask, as COCO has them.
+        boxes: float32 (n, 4): x, y, width and height of each mask.
         labels: int64 (n,), indices into :data:`CLASSES`.
     """
 
@@ -45,11 +45,11 @@ class RegionsSample(NamedTuple):
 
 
 class SegmentationSample(NamedTuple):
-    """One image with label maps.
+    """Image with label maps.
 
     Attributes:
         image: uint8 (3, h, w).
-        segmentations: int64 (h, w) each, labels from 0, one map per annotator; every label is one connected component.
+        segmentations: one map int64 (h, w) per annotator; every label, from 0, is one connected component.
     """
 
     image: Tensor
@@ -80,7 +80,7 @@ def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> 
         owner[mask] = number
         labels.append(label)
     image += draw.normal(0, 0.02, image.shape)
-    # Objects with less than 24 visible pixels are dropped.
+    # Objects with fewer than 24 visible pixels are dropped.
     visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
     masks = np.stack([owner == i + 1 for i in visible])
     return RegionsSample(
@@ -94,7 +94,7 @@ def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> 
 def draw_segmentation(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> SegmentationSample:
     """Draw an image of two areas with two to five shapes, and three label maps.
 
-    The first annotator draws every region; the others leave some out.
+    The first annotator draws every region; the others omit some.
 
     Example:
         >>> sample = draw_segmentation(0)
@@ -130,7 +130,6 @@ def draw_segmentation(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE
 
 
 def _outline(kind: str, size: tuple[int, int], center: tuple[float, float], radius: float, angle: float) -> np.ndarray:
-    """Return the bool mask (h, w) of a shape."""
     y, x = np.mgrid[: size[0], : size[1]]
     dy, dx = y - center[0], x - center[1]
     u = (dx * np.cos(angle) + dy * np.sin(angle)) / radius
@@ -152,7 +151,7 @@ def _outline(kind: str, size: tuple[int, int], center: tuple[float, float], radi
 def _texture(
     draw: np.random.Generator, size: tuple[int, int], color: Any, *, amplitude: float, period: float = 24.0
 ) -> np.ndarray:
-    """Return an image (h, w, 3) of one color with stripes of a period in pixels and a random direction."""
+    """Return an image (h, w, 3) of one color with stripes of random direction; the period is in pixels."""
     y, x = np.mgrid[: size[0], : size[1]]
     angle, phase = draw.uniform(0, np.pi, 2)
     wave = np.sin((x * np.cos(angle) + y * np.sin(angle)) * (2 * np.pi / period) + 2 * phase)
@@ -173,14 +172,8 @@ def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
     return int(columns[0]), int(rows[0]), int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)
 
 
-# -------------------------------------------------------------------------------------------------------------- writing
-
-
 def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0) -> Path:
-    """Write images of :func:`draw_regions` as a COCO data set and return its folder.
-
-    ``images/{train,val}/*.png`` and ``annotations/instances_{train,val}.json`` with masks as run-length codes.
-    """
+    """Write images of :func:`draw_regions` as a COCO data set with run-length encoded masks, and return its folder."""
     with needs("writing COCO masks needs pycocotools", "'matbackprop[train]'"):
         from pycocotools import mask as coco
     folder = Path(folder)
@@ -215,10 +208,7 @@ def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0
 
 
 def write_shapes_bsds(folder: str | Path, *, train: int, val: int, seed: int = 0, size: tuple[int, int] = SIZE) -> Path:
-    """Write images of :func:`draw_segmentation` in the layout of BSDS500 and return the folder.
-
-    ``data/images/{train,val}/*.jpg`` and ``data/groundTruth/{train,val}/*.mat`` (labels from 1, a cell per annotator).
-    """
+    """Write images of :func:`draw_segmentation` in the layout of BSDS500 and return the folder."""
     from scipy import io
 
     folder = Path(folder)
