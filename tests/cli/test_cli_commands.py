@@ -71,7 +71,7 @@ def test_errors_of_the_package_are_one_line_and_exit_code_two(tmp_path, capsys, 
     assert call("data", "check", str(tmp_path / "nothing")) == 2
     err = capsys.readouterr().err
     assert err == (
-        f"matbackprop: error: {tmp_path / 'nothing'} is not a folder. Name the folder of a data set in the layout of "
+        f"matbackprop: error: {tmp_path / 'nothing'} is not a folder. Pass the folder of a data set in the layout of "
         "BSDS or COCO.\n"
     )
     assert call("data", "check", str(tmp_path / "nothing"), "--debug") == 2
@@ -262,7 +262,7 @@ def test_data_check(tmp_path, capsys):
 
     root = write_shapes_coco(tmp_path / "coco", train=2, val=1)
     assert call("data", "check", str(root)) == 0
-    assert "everything is in order" in capsys.readouterr().out
+    assert "no problems found" in capsys.readouterr().out
     bad = next((root / "images" / "train").iterdir())
     bad.write_bytes(b"nonsense")
     assert call("data", "check", str(root)) == 1

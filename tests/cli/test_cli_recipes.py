@@ -44,7 +44,7 @@ def test_smoke_run(recipe, tmp_path, capsys):
 
     # The same command stops without --resume, and resumes with it.
     assert call(*words) == 2
-    assert "already holds a run" in capsys.readouterr().err
+    assert "already contains a run" in capsys.readouterr().err
     steps = run.read_summary()["steps"]
     assert call(*base, "--max-epochs", "2", "--resume", "--no-report") == 0
     assert run.read_summary()["steps"] == 2 * steps

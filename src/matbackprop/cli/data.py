@@ -33,8 +33,7 @@ def check(config: Check) -> dict[str, Any]:
     for problem in result.problems:
         print(printable(f"  bad: {problem}"))
     return {
-        "summary": f"{config.root}: "
-        + ("everything is in order" if result.good else f"{len(result.problems)} problems"),
+        "summary": f"{config.root}: " + ("no problems found" if result.good else f"{len(result.problems)} problems"),
         "exit_code": 0 if result.good else 1,
         "layout": result.layout,
         "counts": result.counts,

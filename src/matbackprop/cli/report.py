@@ -28,7 +28,7 @@ class Config:
 def main(config: Config) -> dict[str, Any]:
     """Write the reports and print their paths. For several runs, also print a table."""
     if not config.runs:
-        raise DataError("No run folder was given. Name at least one, such as runs/ncuts-smoke-seed0.")
+        raise DataError("No run folder was given. Pass at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
     reports = [write_report(folder) for folder in folders]
     table = comparison(folders, config.metrics) if len(folders) > 1 else None

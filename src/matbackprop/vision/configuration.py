@@ -93,7 +93,7 @@ def to_json(config: Any) -> Any:
     try:
         return to_jsonable_python(config)
     except PydanticSerializationError as error:
-        raise ConfigurationError(f"A configuration cannot hold this value: {error}.") from None
+        raise ConfigurationError(f"A configuration cannot contain this value: {error}.") from None
 
 
 def from_json(kind: type[T], data: Any) -> T:

@@ -67,7 +67,7 @@ def read_json(
         raise error(f"{name} {bad} ({type(reason).__name__}: {str(reason)[:200]}).") from reason
     if not isinstance(content, kind):
         needed = "a list" if kind is list else "an object"
-        raise error(f"{name} {bad}: it holds {show(content)} instead of {needed}.")
+        raise error(f"{name} {bad}: it contains {show(content)} instead of {needed}.")
     return content
 
 

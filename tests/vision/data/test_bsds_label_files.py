@@ -156,7 +156,7 @@ def test_corrupt_and_wrong_files(tmp_path):
     with pytest.raises(DataError, match=r"cut\.mat cannot be read"):
         read_label_maps(tmp_path / "cut.mat")
     savemat(tmp_path / "empty.mat", {"x": "text"})
-    with pytest.raises(DataError, match="holds no label map"):
+    with pytest.raises(DataError, match="contains no label map"):
         read_label_maps(tmp_path / "empty.mat")
     savemat(tmp_path / "real.mat", {"segs": LABELS / 7})
     with pytest.raises(DataError, match="not integers"):
@@ -209,7 +209,7 @@ def test_too_many_maps_are_rejected(tmp_path, monkeypatch):
     savemat(tmp_path / "loose.mat", dict(zip("abc", stack, strict=True)))
     savemat(tmp_path / "contours.mat", {"ucm2": np.zeros((9, 11))})
     for name in ("stack.npy", "stack.npz", "stack.mat", "loose.mat"):
-        with pytest.raises(DataError, match=rf"{name} holds 3 maps with 60 labels. At most 50"):
+        with pytest.raises(DataError, match=rf"{name} contains 3 maps with 60 labels. At most 50"):
             read_label_maps(tmp_path / name)
     with pytest.raises(DataError, match=r"contours\.mat: 3 thresholds give .* Use fewer thresholds"):
         read_label_maps(tmp_path / "contours.mat", thresholds=3)
@@ -273,7 +273,7 @@ def test_contours_are_not_accepted_as_labels(tmp_path):
     for number, contours in enumerate((thin, binary, smooth)):
         path = tmp_path / f"contours_{number}.png"
         Image.fromarray(contours.astype(np.uint8)).save(path)
-        with pytest.raises(DataError, match=rf"contours_{number}\.png holds contours"):
+        with pytest.raises(DataError, match=rf"contours_{number}\.png contains contours"):
             read_label_maps(path)
     for number, good in enumerate((labels, np.zeros_like(labels), (x // 4 + 20 * (y // 4)).astype(np.uint16))):
         path = tmp_path / f"labels_{number}.png"

@@ -173,4 +173,4 @@ def test_a_folder_without_images_and_a_split_that_cannot_be_read_are_reported(cl
     assert any(problem.path.name == "empty" for problem in problems)
     for folder in (base / "images").iterdir():
         shutil.rmtree(folder)
-    assert "holds no folder of images" in str(check_dataset(tmp_path / "bsds").problems)
+    assert "contains no folder of images" in str(check_dataset(tmp_path / "bsds").problems)

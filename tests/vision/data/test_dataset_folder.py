@@ -26,5 +26,5 @@ def test_the_root_option_overrides_the_variable(tmp_path, monkeypatch):
 
 def test_a_missing_data_set_names_the_options(tmp_path, monkeypatch):
     monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
-    with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*holds coco/.*--data\.generate"):
+    with pytest.raises(DataError, match=r"--data\.root FOLDER.*MATBACKPROP_DATA.*contains coco/.*--data\.generate"):
         _folder(tmp_path)

@@ -205,7 +205,7 @@ def test_folders_and_patterns_expand_to_their_pictures(tmp_path):
     with pytest.raises(DataError, match="Nothing matches"):
         find_pictures([tmp_path / "*.gif"])
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="holds no picture"):
+    with pytest.raises(DataError, match="contains no picture"):
         find_pictures([tmp_path / "none"])
     with pytest.raises(DataError, match="No picture was given"):
         find_pictures([])

@@ -184,7 +184,7 @@ def test_weights_of_another_architecture_are_rejected(tmp_path):
         ({"head": "tail"}, "head is 'tail'. Input should be 'fc', 'o2p', 'o2p_fc' or 'both'"),
         ({"head": "o2p", "taps": ("relu9",)}, "Unknown feature map 'relu9'"),
         ({"head": "o2p", "taps": ("relu3", "relu8")}, "Unknown feature map 'relu8'"),
-        ({"head": "o2p", "taps": ("relu3", "relu3")}, "taps names a map twice: relu3, relu3"),
+        ({"head": "o2p", "taps": ("relu3", "relu3")}, "taps contains a map twice: relu3, relu3"),
         ({"head": "o2p", "reduce": 257}, "reduce is 257. Use 1 … 256"),
         ({"head": "o2p", "function": "sin"}, "function is 'sin'. Input should be"),
         ({"head": "o2p", "support": "half"}, "support is 'half'. Input should be"),

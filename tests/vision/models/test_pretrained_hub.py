@@ -42,7 +42,7 @@ def test_a_model_is_pushed_with_its_card_and_loaded(tmp_path):
         assert done.returncode == 0, done.stderr
         address, missing, empty = done.stdout.splitlines()
         assert address.startswith(f"{hub.address}/owner/segmenter/commit/")
-        assert "owner/nobody" in missing and "holds no saved model" in empty
+        assert "owner/nobody" in missing and "contains no saved model" in empty
         files = hub.repos["owner/segmenter"]
     assert set(files) == {"config.json", "model.safetensors", "README.md"}
     assert json.loads(files["config.json"])["class"] == "DeepNCuts"

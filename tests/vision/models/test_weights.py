@@ -229,7 +229,7 @@ def test_saved_models_in_half_precision(tmp_path):
 
 def test_wrong_saved_models(tmp_path):
     Small(3).save_pretrained(tmp_path / "m")
-    with pytest.raises(WeightsError, match="holds a Small, not a Other"):
+    with pytest.raises(WeightsError, match="contains a Small, not a Other"):
         Other.from_pretrained(tmp_path / "m")
     config = json.loads((tmp_path / "m" / "config.json").read_text())
     config["arguments"]["width"] = 4

@@ -98,7 +98,7 @@ def test_random_states_are_restored(tmp_path):
 
 def test_a_file_without_a_state_and_a_folder_are_rejected(tmp_path):
     torch.save([1, 2], tmp_path / "list.ckpt")
-    with pytest.raises(CheckpointError, match="holds a list, not the state of a training"):
+    with pytest.raises(CheckpointError, match="contains a list, not the state of a training"):
         load_checkpoint(tmp_path / "list.ckpt")
     (tmp_path / "folder.ckpt").mkdir()
     with pytest.raises(CheckpointError, match="is not a regular file"):
@@ -115,5 +115,5 @@ def test_a_state_of_wrong_types_is_one_clear_error(tmp_path, field, value):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
     state = load_checkpoint(run.checkpoints / "last.ckpt")
     save_checkpoint(state | {field: value}, run.checkpoints / "last.ckpt")
-    with pytest.raises(CheckpointError, match="does not hold the state of this training"):
+    with pytest.raises(CheckpointError, match="does not contain the state of this training"):
         train(tiny_config(tmp_path / "run", max_epochs=2, resume=True))

@@ -94,7 +94,7 @@ def test_devices_may_be_a_number_in_a_file():
 
 
 def test_a_configuration_holds_plain_values_only():
-    with pytest.raises(ConfigurationError, match="cannot hold this value"):
+    with pytest.raises(ConfigurationError, match="cannot contain this value"):
         to_json({"a": object()})
 
 

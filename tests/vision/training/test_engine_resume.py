@@ -85,7 +85,7 @@ def test_a_longer_run_continues_its_schedule_to_the_new_end(tmp_path, kind):
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(tmp_path):
     train(tiny_config(tmp_path / "run", max_epochs=1))
-    with pytest.raises(ConfigurationError, match="already holds a run"):
+    with pytest.raises(ConfigurationError, match="already contains a run"):
         train(tiny_config(tmp_path / "run", max_epochs=1))
     with pytest.raises(ConfigurationError, match="batch: 4 then, 8 now"):
         train(tiny_config(tmp_path / "run", max_epochs=1, batch=8, resume=True))

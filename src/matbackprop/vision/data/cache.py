@@ -63,6 +63,6 @@ def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, generate
     if "MATBACKPROP_DATA" not in os.environ:
         raise DataError(
             f"No data set was given. Pass --data.root FOLDER (in the layout of {name}), set MATBACKPROP_DATA to the "
-            f"folder that holds {name}/, or generate images with --data.generate 64."
+            f"folder that contains {name}/, or generate images with --data.generate 64."
         )
     return Path(os.environ["MATBACKPROP_DATA"]) / name

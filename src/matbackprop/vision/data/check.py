@@ -36,7 +36,7 @@ def find_layout(root: str | Path) -> str:
     """Return ``"coco"`` or ``"bsds"``. Raise DataError if the folder is missing or has neither layout."""
     root = Path(root)
     if not root.is_dir():
-        raise DataError(f"{root} is not a folder. Name the folder of a data set in the layout of BSDS or COCO.")
+        raise DataError(f"{root} is not a folder. Pass the folder of a data set in the layout of BSDS or COCO.")
     if list((root / "annotations").glob("instances_*.json")):
         return "coco"
     bases = (root, root / "data", root / "BSDS500" / "data")
@@ -89,7 +89,7 @@ def check_bsds(root: Path) -> CheckResult:
         result.counts[f"{folder.name} segmentations"] = count
     result.problems += [Problem(path, "has no image") for path in seen if path not in used]
     if not result.counts:
-        result.problems.append(Problem(base / "images", "holds no folder of images"))
+        result.problems.append(Problem(base / "images", "contains no folder of images"))
     return result
 
 
@@ -128,7 +128,7 @@ def check_coco(root: Path) -> CheckResult:
             names = ", ".join(shorten(name) for name in index.unused[:8])
             result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")
     if not categories:
-        result.problems.append(Problem(root / "annotations", "holds no readable instances_*.json"))
+        result.problems.append(Problem(root / "annotations", "contains no readable instances_*.json"))
     if any(c != next(iter(categories.values())) for c in categories.values()):
         reason = f"the splits {', '.join(categories)} have different categories"
         result.problems.append(Problem(root / "annotations", reason))

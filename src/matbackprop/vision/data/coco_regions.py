@@ -103,7 +103,7 @@ class Regions:
             shape = (len(table), meta["side"], meta["side"], 4)
             self.pixels: np.ndarray = np.memmap(path / "pixels.bin", np.uint8, "r", shape=shape)
         except (DataError, OSError, ValueError, LookupError, TypeError, EOFError) as error:
-            raise DataError(f"The cache {path} is damaged ({error}). Remove the folder; it is rebuilt.") from error
+            raise DataError(f"The cache {path} is damaged ({error}). Remove the folder to rebuild it.") from error
         self._resident: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:

@@ -74,7 +74,7 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
             case _:
                 raise DataError(f"{path} is not a file of label maps. Supported: {', '.join(LABEL_SUFFIXES)}.")
     if not maps:
-        raise DataError(f"{path} holds no label map. A two-dimensional array of integers is needed.")
+        raise DataError(f"{path} contains no label map. A two-dimensional array of integers is needed.")
     return maps
 
 
@@ -109,7 +109,7 @@ def _load_mat(path: Path) -> dict[str, Any]:
 def _labels(arrays: Sequence[Any], path: Path) -> list[NDArray[np.integer]]:
     total = sum(map(np.size, arrays))
     if total > MAX_LABELS:
-        raise DataError(f"{path} holds {len(arrays)} maps with {total} labels. At most {MAX_LABELS} are read.")
+        raise DataError(f"{path} contains {len(arrays)} maps with {total} labels. At most {MAX_LABELS} are read.")
     for array in arrays:
         _check_pixels(path, *np.shape(array)[-2:])
     try:
@@ -228,7 +228,7 @@ def _read_png(path: Path) -> NDArray[np.integer]:
     (labels,) = _labels([array], path)
     if not palette and _is_drawn(labels):
         raise DataError(
-            f"{path} holds contours or a photograph, not labels: few pixels outside its largest region are in a 2×2 "
+            f"{path} contains contours or a photograph, not labels: few pixels outside its largest region are in a 2×2 "
             "block of one value. Score contours with `matbackprop evaluate contours`; save such labels as .npy."
         )
     return labels
@@ -258,12 +258,14 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
             case ".mat":
                 arrays = [value for value in _load_mat(path).values() if value.size > 1]
                 if len(arrays) != 1:
-                    raise DataError(f"{path} holds {len(arrays)} arrays. Save the contour map alone.")
+                    raise DataError(f"{path} contains {len(arrays)} arrays. Save the contour map alone.")
                 array = arrays[0]
             case _:
                 raise DataError(f"{path} is not a contour map. Supported: .png, .npy, .mat.")
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "bufi":
-        raise DataError(f"{path} holds {array.dtype} {array.shape}. A contour map is (height, width) of numbers.")
+        raise DataError(
+            f"{path} contains {array.dtype} {array.shape}. A contour map must be a numeric array (height, width)."
+        )
     _check_pixels(path, *array.shape)
     if array.dtype.kind in "iu":
         return (array / np.iinfo(array.dtype).max).astype(np.float32)
@@ -325,7 +327,7 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
     _check_pixels(path, height, width)
     numbers = np.array(body.split(), np.int64)
     if len(numbers) % 4:
-        raise DataError(f"{path}: {len(numbers)} numbers after 'data'. Each line holds 'segment row first last'.")
+        raise DataError(f"{path}: {len(numbers)} numbers after 'data'. Each line must be 'segment row first last'.")
     runs = numbers.reshape(-1, 4)
     bad = ((runs < 0) | (runs >= [segments, height, width, width])).any(1) | (runs[:, 2] > runs[:, 3])
     if bad.any():
@@ -362,7 +364,7 @@ def index_label_files(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder. Name the folder of the label maps.")
+        raise DataError(f"{folder} is not a folder. Pass the folder of the label maps.")
     files_of: dict[str, list[Path]] = {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES and path.is_file()]
     for path in sorted(files, key=lambda path: _natural(str(path))):

@@ -117,11 +117,11 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
     with needs("reading videos needs PyAV", "'matbackprop[video]'"):
         import av
     if not path.is_file():
-        raise DataError(f"{path} does not exist or is not a regular file. Name a video.")
+        raise DataError(f"{path} does not exist or is not a regular file. Pass a video file.")
     try:
         with av.open(f"file:{path}", options=_VIDEO) as file:
             if not file.streams.video:
-                raise DataError(f"{path} holds no video stream.")
+                raise DataError(f"{path} contains no video stream. Pass a video file.")
             for number, frame in enumerate(file.decode(file.streams.video[0])):
                 if frame.width * frame.height > MAX_PIXELS:  # may change between frames
                     raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
@@ -155,7 +155,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
     path = Path(path)
     if not path.is_file():  # opening a named pipe would block
         kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {kind}. Name a picture.")
+        raise DataError(f"{path} {kind}. Pass a picture file.")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         raise DataError(f"{path} is a video. Read its frames with --frames 1 (all) or --frames N (each N-th).")
     if path.suffix.lower() in (".heic", ".heif"):
@@ -273,7 +273,7 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
         if source.is_dir():
             inside = sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES and p.name[0] != ".")
             if not inside:
-                raise DataError(f"The folder {source} holds no picture ({', '.join(PICTURE_SUFFIXES)}).")
+                raise DataError(f"The folder {source} contains no picture ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
             matches = _match(source)
@@ -283,5 +283,5 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
         else:
             paths.append(source)
     if not paths:
-        raise DataError("No picture was given. Name files, folders or patterns such as 'holiday/*.jpg'.")
+        raise DataError("No picture was given. Pass files, folders or patterns such as 'holiday/*.jpg'.")
     return paths

@@ -56,7 +56,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     path.parent.mkdir(parents=True, exist_ok=True)  # an error here costs no time
     if path.is_dir():
-        raise ConfigurationError(f"{path} is a folder. Name a file.")
+        raise ConfigurationError(f"{path} is a folder. Pass a file name.")
     network: nn.Module
     if isinstance(model, RegionClassifier):
         network, inputs, outputs = for_export(model).float().cpu(), ["image"], ["scores"]

@@ -78,7 +78,7 @@ class RegionModelConfig:
         if self.learn_power and self.function != "power":
             raise ConfigurationError(f"learn_power needs function 'power', got {self.function!r}.")
         if len(set(self.taps)) < len(self.taps):
-            raise ConfigurationError(f"taps names a map twice: {', '.join(self.taps)}. Name each map once.")
+            raise ConfigurationError(f"taps contains a map twice: {', '.join(self.taps)}. List each map once.")
         if self.head == "fc" and self.taps:
             raise ConfigurationError("head 'fc' does not pool. Remove taps.")
         if self.average and self.head not in ("fc", "both"):
@@ -154,7 +154,7 @@ class ContourModelConfig:
 
     def __post_init__(self) -> None:
         if not self.taps:
-            raise ConfigurationError("model.taps is empty. Name at least one feature map of the backbone.")
+            raise ConfigurationError("model.taps is empty. List at least one feature map of the backbone.")
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

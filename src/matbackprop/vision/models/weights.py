@@ -213,7 +213,9 @@ class PretrainedMixin:
         folder = fetch_pretrained(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:
-            raise WeightsError(f"{folder} holds a {config.get('class')}, not a {cls.__name__}. Name another model.")
+            raise WeightsError(
+                f"{folder} contains a {config.get('class')}, not a {cls.__name__}. Choose another model."
+            )
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
@@ -262,7 +264,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     """
     path = Path(folder) / CONFIG
     if not path.exists():
-        raise WeightsError(f"{folder} holds no saved model: it has no {CONFIG}.")
+        raise WeightsError(f"{folder} contains no saved model: {CONFIG} is missing. Choose another folder.")
     config = read_json(path, error=WeightsError)
     if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
         raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")

@@ -171,7 +171,7 @@ def write_report(run_folder: RunFolder) -> Path:
     """
     folder = run_folder.path
     if not (run_folder.config_path.is_file() and run_folder.versions_path.is_file()):
-        raise DataError(f"{folder} is not a run folder. Name the folder that a training command printed.")
+        raise DataError(f"{folder} is not a run folder. Pass the folder that a training command printed.")
     starts, summary, metrics = run_folder.read_versions(), run_folder.read_summary(), run_folder.read_metrics()
     page = Page(folder.resolve().name, _facts(starts, metrics))
     if headlines := _headlines(summary):

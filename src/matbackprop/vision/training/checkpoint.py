@@ -58,14 +58,14 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its text recommends weights_only=False
         raise CheckpointError(
-            f"{path} holds more than tensors and plain values. Use a checkpoint of this package."
+            f"{path} contains more than tensors and plain values. Use a checkpoint of this package."
         ) from error
     except Exception as error:  # zipfile and torch raise many types for damaged files
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}). {_FIX}") from error
     if damaged:
         raise CheckpointError(f"{path} is damaged: wrong checksum of {damaged}. {_FIX}")
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path} holds a {type(state).__name__}, not the state of a training. {_FIX}")
+        raise CheckpointError(f"{path} contains a {type(state).__name__}, not the state of a training run. {_FIX}")
     return state
 
 

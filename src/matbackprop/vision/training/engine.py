@@ -435,7 +435,7 @@ class _Training:
         except Exception as error:  # values of other types than expected
             reason = f"{type(error).__name__}: {str(error)[:200]}"
             raise CheckpointError(
-                f"{self._last} does not hold the state of this training ({reason}). Use --overwrite."
+                f"{self._last} does not contain the state of this training run ({reason}). Use --overwrite."
             ) from error
         if then != now and self.batch:
             raise ConfigurationError(

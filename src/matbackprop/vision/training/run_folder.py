@@ -86,8 +86,8 @@ class RunFolder:
                 raise ConfigurationError(f"{self.path} is not a run folder. Choose another folder with --run.")
         elif not resume:
             raise ConfigurationError(
-                f"{self.path} already holds a run. Continue it with --resume, replace it with --overwrite, or choose "
-                "another folder with --run."
+                f"{self.path} already contains a run. Continue it with --resume, replace it with --overwrite, or "
+                "choose another folder with --run."
             )
         elif self.config_path.exists():
             self._check_same(to_json(config))
@@ -153,9 +153,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any]:
         """Return the configuration in its JSON form."""
         if not self.config_path.exists():
-            raise ConfigurationError(
-                f"{self.path} is not a run folder: it has no config.json. Name the folder of a run."
-            )
+            raise ConfigurationError(f"{self.path} is not a run folder: it has no config.json. Pass a run folder.")
         return read_json(self.config_path, error=ConfigurationError)
 
     def read_versions(self) -> list[dict[str, Any]]:
