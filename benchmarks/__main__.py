@@ -8,21 +8,19 @@ import sys
 from matbackprop.cli import Command, main
 
 COMMANDS = {
-    "speed": Command(
-        "benchmarks.speed.cli", "Measure speed, memory and accuracy next to other packages.", extra="bench"
-    ),
+    "speed": Command("benchmarks.speed.cli", "Compare speed, memory and accuracy with other packages.", extra="bench"),
     "architectures": Command("benchmarks.architectures", "Apply replace_pool to classifiers of other packages."),
 }
 PROGRAMS = {
-    "accuracy": "Measure errors of values and gradients against references of high precision.",
+    "accuracy": "Measure errors of values and gradients against high-precision references.",
     "adversarial_matrices": "Call every operator with ill-conditioned and invalid matrices.",
-    "corrupted_files": "Read damaged files of every kind.",
-    "faults": "Kill, fill and damage trainings, and resume them.",
-    "load": "Send requests of many visitors to the web page.",
-    "long_runs": "Watch memory over long runs, in threads and in processes.",
-    "peer_suites": "Run the tests of pyRiemann and spd_learn on our functions.",
+    "corrupted_files": "Read corrupted files of every kind.",
+    "faults": "Inject faults into training runs and resume them.",
+    "load": "Load-test the web page with many concurrent visitors.",
+    "long_runs": "Measure memory over long runs, in threads and in processes.",
+    "peer_suites": "Run the tests of pyRiemann and spd_learn with functions of this package.",
 }
-"""Programs with their own options: --help lists them."""
+"""Programs that parse their options themselves."""
 
 if __name__ == "__main__":
     name = next(iter(sys.argv[1:]), "--help")

@@ -1,8 +1,8 @@
-"""Measure errors of values and gradients against references of high precision: ``python -m benchmarks accuracy``.
+"""Measure errors of values and gradients against high-precision references: ``python -m benchmarks accuracy``.
 
 Writes the tables of the page on numerical stability, docs/_generated/stability_*.md, and
 docs/_static/stability_gap.png, in a few minutes on a CPU. The references are those of tests/helpers: 80-bit floating
-point for pooling, definitions with 75 digits for the table of all operators. Neither shares code with the package.
+point for pooling, definitions with 75 digits for the table of all operators. They share no code with the package.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Judge every operator on ill-conditioned and invalid matrices: ``python -m benchmarks adversarial_matrices``.
 
-The problems are those of ``tests/helpers/adversarial.py``. Each is determined by its number: ``--only 1234`` repeats
-one. An interrupted run resumes. The summary is ``benchmarks/results/adversarial_matrices.json``.
+The problems are defined in ``tests/helpers/adversarial.py``. Each is determined by its number; ``--only 1234``
+repeats one. An interrupted run can be resumed. The summary is ``benchmarks/results/adversarial_matrices.json``.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def table(result: Record) -> str:
 
 
 def main() -> int:
-    """Judge the problems and write the summary. Exit code 0 if every answer was right or refused."""
+    """Judge the problems and write the summary. Exit code 0 if every result was correct or a clear error."""
     parser = options_of("adversarial_matrices", __doc__)
     parser.add_argument("--cases", type=int, default=20_000, help="number of problems")
     parser.add_argument("--seed", type=int, default=0)

@@ -2,7 +2,7 @@
 
     python -m benchmarks architectures --output benchmarks/results/architectures.md
 
-For each model: the layer that was found, the tokens that are not pooled, and whether six statements hold.
+The table lists the pooled layer of each model, the tokens that are not pooled, and six properties.
 """
 
 from __future__ import annotations

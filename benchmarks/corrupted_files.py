@@ -1,7 +1,7 @@
 """Read corrupted files of every kind: ``python -m benchmarks corrupted_files``.
 
-Corruptions are those of ``tests/helpers/corrupted_files.py``, determined by a number, and can be repeated:
-``--only READER --first N --files 1``. The summary is ``benchmarks/results/corrupted_files.json``.
+The corruptions are defined in ``tests/helpers/corrupted_files.py``. Each is determined by its number and can be
+repeated: ``--only READER --first N --files 1``. The summary is ``benchmarks/results/corrupted_files.json``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def _attack(job: tuple[str, int]) -> tuple[str, int, Any]:
 
 
 def main() -> int:
-    """Corrupt and read the files, and write the summary. Exit code 0 if every file was read or refused."""
+    """Corrupt and read the files, and write the summary. Exit code 0 if every file was read or rejected."""
     from helpers.corrupted_files import GOOD, MEMORY, READERS, SECONDS, prepare
 
     parser = options_of("corrupted_files", __doc__)

@@ -1,6 +1,6 @@
 """Inject faults into training runs and resume them: ``python -m benchmarks faults``.
 
-Each fault is one of ``tests/helpers/training_faults.py`` with details that its number determines, and can be repeated:
+The faults are defined in ``tests/helpers/training_faults.py``. Each is determined by its number and can be repeated:
 ``--only NAME --first N --count 1``. The summary is ``benchmarks/results/faults.json``.
 """
 

@@ -1,7 +1,7 @@
-"""Load test of the web page with many visitors at once: ``python -m benchmarks load``.
+"""Load test of the web page with many concurrent visitors: ``python -m benchmarks load``.
 
-Clients of ``matbackprop serve`` upload photographs, other files, decompression bombs and huge files, and send paths and
-names of other visitors; every response is searched for traces of the machine and for other visitors' photographs.
+Clients of ``matbackprop serve`` upload photographs, other files, decompression bombs and huge files, and request paths
+and names of other visitors. No response may contain details of the machine or other visitors' photographs.
 The summary is ``benchmarks/results/load.json``.
 """
 

@@ -1,7 +1,7 @@
 """Measure memory over long runs, in threads and in processes: ``python -m benchmarks long_runs``.
 
-A small training with checkpoints and validations, segmentation with the network in the package, eight threads, forked
-and spawned processes. The summary is ``benchmarks/results/long_runs.json``.
+Parts: a small training with checkpoints and validation, segmentation with the network in the package, eight threads,
+and forked and spawned processes. The summary is ``benchmarks/results/long_runs.json``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BLOCKS = 1000  # the same for Python's memory blocks; a process has some 700,000
 
 
 def main() -> int:
-    """Run all parts and write the summary. Exit code 0 if nothing grew and results agree."""
+    """Run all parts and write the summary. Exit code 0 if memory did not grow and results agree."""
     from helpers.concurrency import call_in_processes, call_in_threads
     from helpers.long_runs import segment_long, train_long
 

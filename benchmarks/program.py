@@ -1,4 +1,4 @@
-"""Options, provenance and the summary file of the programs that judge by cases of ``tests/helpers``."""
+"""Options, provenance and summary files of the programs that run cases of ``tests/helpers``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with the option ``--output``, by default the program's file of results."""
+    """A parser with the option ``--output``, by default the results file of the program."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
     return parser

@@ -1,9 +1,10 @@
-"""Train two networks whose outputs correlate, by deep canonical correlation analysis.
+"""Train two networks with correlated outputs by deep canonical correlation analysis.
 
-The loss is minus the sum of the canonical correlations of the outputs, the nuclear norm of the cross-covariance of
-whitened outputs. Two outputs of the first network are initialized to zero, like dead units, so that eigenvalues of its
-covariance coincide. The gradient of the usual implementation by ``torch.linalg.eigh`` is then NaN after one step. The
-gradient of ``whiten`` is exact.
+The loss is the negative sum of the canonical correlations of the outputs. This sum is the nuclear
+norm of the cross-covariance of the whitened outputs. Two outputs of the first network are
+initialized to zero, like dead units, so that eigenvalues of its covariance coincide. With the usual
+implementation by ``torch.linalg.eigh``, the gradient is then NaN after one step. The gradient of
+``whiten`` is exact.
 
     python examples/deep_cca.py [output.png]
 

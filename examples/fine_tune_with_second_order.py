@@ -3,12 +3,13 @@
 Both networks are first trained to classify regions: the ResNet averages its last map, the ViT uses its class token.
 Three copies of each are then trained for a few more epochs: unchanged (first order), with second-order pooling instead
 (``replace_pool(…, first_order=False)``), and with both (``replace_pool``). Networks are initialized randomly. The
-figure shows the errors on the validation regions.
+figure shows errors on the validation regions.
 
     python examples/fine_tune_with_second_order.py [output.png]
 
-By default the regions are synthetic shapes and the networks are small: half a minute on a CPU. With a GPU and a folder
-``coco`` in ``$MATBACKPROP_DATA``, the example uses COCO regions, a ResNet-18 and a ViT of six blocks.
+By default the regions are synthetic shapes and the networks are small, which takes half a minute on
+a CPU. With a GPU and a folder ``coco`` in ``$MATBACKPROP_DATA``, the example uses COCO regions, a
+ResNet-18 and a ViT of six blocks.
 """
 
 import copy
@@ -50,7 +51,7 @@ class Block(nn.Module):
 
 
 def resnet(width: int, depth: int, classes: int) -> nn.Module:
-    """A residual network of four stages with ``depth`` blocks each; 64 and 2 make a ResNet-18."""
+    """A residual network of four stages with ``depth`` blocks each; 64 and 2 give a ResNet-18."""
     start = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     widths = [width, width, 2 * width, 4 * width, 8 * width]
     blocks = [

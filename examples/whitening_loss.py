@@ -1,8 +1,8 @@
 """Train an encoder without labels by a whitening loss (W-MSE).
 
 The loss is the distance between the embeddings of two noisy views of each point. Without whitening the encoder becomes
-constant. Whitened embeddings have covariance I and cannot collapse. Initially the embeddings are nearly on a line, so
-that the covariance is almost singular and Cholesky factors and gradients of eigenvectors are unstable. The gradient of
+constant. Whitened embeddings have covariance I and cannot collapse. Initially the embeddings are nearly on a line. The
+covariance is then almost singular, and Cholesky factors and gradients of eigenvectors are unstable. The gradient of
 ``whiten`` is exact.
 
     python examples/whitening_loss.py [output.png]

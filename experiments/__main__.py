@@ -6,11 +6,11 @@ SUMMARIES = {
     "table1": "The paper's first table: region classification.",
     "table2": "The paper's second table: full-image segmentation.",
     "backbones": "Region classification by first and second order on several backbones.",
-    "bsds500": "Contours and regions of BSDS500's test images, next to published methods.",
+    "bsds500": "Contours and regions on BSDS500, compared with published methods.",
     "cuts": "Contour hierarchies with spectral distances, trained through the eigenvectors.",
     "exact_root": "Second-order heads: exact square root against five Newton–Schulz steps.",
     "refinement": "Borders of a 12-megapixel photograph, enlarged and refined.",
-    "baselines": "Table 2's methods without training, and people.",
+    "baselines": "Methods of table 2 without training, and human agreement.",
 }
 COMMANDS = {
     name: Command(

@@ -1,9 +1,9 @@
-"""Backbones × systems: classification of COCO's regions by first order, second order and both.
+"""Classification of COCO's regions by first order, second order and both, on several backbones.
 
-Tuned, trained and compared like the rows of :mod:`experiments.table1`; every row is compared with first order on the
-same backbone. In the frozen rows only the classifier (and the exponent of a power) is trainable. In the fine-tuned rows
-second order's projection and the last layers of the backbone are trainable too, with the setting that the frozen row's
-trials chose.
+Rows are tuned and trained like those of :mod:`experiments.table1`. Each is compared with first
+order on the same backbone. In the frozen rows, only the classifier (and the exponent of a power) is
+trainable. In the fine-tuned rows, the projection of second order and the last layers of the
+backbone are trainable too, with the setting chosen for the frozen row.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDat
 
 @dataclass
 class Config(regions.Config):
-    """Train and score region classifiers on several backbones: first order, second order and both."""
+    """Train and score region classifiers with first order, second order and both on several backbones."""
 
     out: Path = Path("results/backbones")
     """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
@@ -31,11 +31,11 @@ class Config(regions.Config):
             side=224, canvas=224, margin=0.2, background="keep", jitter=0, flip=False, batch_size=256
         )
     )
-    """The regions, presented to every row alike."""
+    """Source of the regions, the same for all rows."""
     fine_epochs: int = 5
     """Epochs of the fine-tuned rows."""
     frozen_epochs: int = 12
-    """Epochs of the frozen rows' heads."""
+    """Epochs of the frozen rows."""
     frozen_seeds: int = 5
     """Seeds of the frozen rows."""
 
@@ -44,12 +44,12 @@ class Place(NamedTuple):
     """A backbone's name in the table, and its feature maps.
 
     Attributes:
-        name: as the table prints it.
-        last: its last map, whose cells first order averages.
+        name: its name in the table.
+        last: its last map, which first order averages.
         pooled: the map that second order pools, and an alternative for one of its trials.
-        scale: factor on the features, so that all backbones have features of about the same size.
+        scale: factor that brings the features of all backbones to about the same size.
         start: the layers after this map are fine-tuned.
-        rate: the rate of those layers.
+        rate: learning rate of these layers.
     """
 
     name: str
@@ -83,7 +83,7 @@ _SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _trials(place: Place, system: str) -> list[dict[str, Any]]:
-    """Four settings: rate and dropout of first order; rate, width and map of second order."""
+    """Return four settings: rate and dropout of first order, or rate, width and map of second order."""
     first = [(0.003, 0.0), (0.01, 0.0), (0.01, 0.5), (0.03, 0.5)]
     slow, fast = (0.01, 0.02) if system == "both" else (0.02, 0.05)
     second = [(slow, 128, 0), (fast, 128, 0), (slow, 192, 0), (slow, 128, 1)]

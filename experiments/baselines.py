@@ -1,6 +1,6 @@
 """Methods of table 2 that need no training: an image uint8 ``(3, h, w)`` → a list of label maps.
 
-``BASELINES`` names them; ``run_baseline`` scores one on a data set. The runs are part of table 2's results.
+``BASELINES`` lists them and ``run_baseline`` scores one on a data set. Runs are stored with table 2.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def felzenszwalb(image: Tensor) -> list[Tensor]:
 def sklearn_spectral(image: Tensor) -> list[Tensor]:
     """scikit-learn's spectral clustering of the graph of neighboring pixels, on an image of a quarter of the size.
 
-    Neighbors are joined with exp(−10Δ/std Δ) + 10⁻⁶, Δ the difference of their gray values, as in scikit-learn's own
-    example. One spectral embedding serves all K; K-means labels its first K coordinates.
+    Neighbors are joined with exp(−10Δ/std Δ) + 10⁻⁶, Δ the difference of their gray values, as in scikit-learn's
+    example. One spectral embedding is used for all K; K-means clusters its first K coordinates.
 
     Reference: Shi, Malik, "Normalized cuts and image segmentation", PAMI 2000; Pedregosa et al., JMLR 2011.
     """
@@ -138,17 +138,17 @@ BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
 }
 """Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``."""
 HUMANS = "humans"
-"""The row that needs no image: people against each other."""
+"""The row of human agreement, which needs no image."""
 
 
 # -------------------------------------------------------------------------------------------------------------- scoring
 
 
 def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, float | int | str]:
-    """Score each human map of an image against the maps of the others, and average over the people.
+    """Score each human map of an image against those of the other annotators, and average.
 
     With c the covering of map j by map i: best = mean_i max_{j≠i} c, average = mean_i mean_{j≠i} c; PRI and VI are
-    means over all pairs of different people.
+    means over all pairs of different annotators.
 
     Args:
         id: name of the image.
@@ -215,7 +215,7 @@ def _segment(data: BSDS, method: str, boundary: bool, index: int) -> tuple[Image
 
 @dataclass
 class Config(table2.Config):
-    """Score table 2's methods that need no training."""
+    """Score the methods of table 2 that need no training."""
 
     def __post_init__(self) -> None:
         self.rows = tuple(self.chosen(dict.fromkeys([*BASELINES, HUMANS])))

@@ -1,12 +1,13 @@
-"""BSDS500 by the usual protocol: contours and regions of its test images, next to published numbers.
+"""BSDS500 by the usual protocol: contours and regions of its test images, compared with published numbers.
 
-A recipe is trained on ``train`` and ``val`` (300 images); every image of ``test`` becomes a soft contour map (PNG, 16
-bits) and an ultrametric contour map (``ucm2``), single-scale and multi-scale, and the maps are scored as the evaluator
-scores files. The test images are scored once per final model, never for a choice: use ``--images val`` for choices,
-which trains on ``train`` and scores ``val``. With ``--model box`` a saved network is scored instead of trained ones.
+A recipe is trained on ``train`` and ``val`` (300 images). For every image of ``test``, the network
+writes a soft contour map (PNG, 16 bits) and an ultrametric contour map (``ucm2``), single-scale and
+multi-scale, which are scored by the evaluator. Test images are scored once per final model. Use
+``--images val`` for choices, which trains on ``train`` and scores ``val``. ``--model box`` scores a
+saved network instead.
 
-Beside results.jsonl and table.md it draws the precision and recall of boundaries. A gallery of images from the worst to
-the best covering goes to the folder of unpublished files, because it shows pictures of the data set.
+The command also draws precision and recall of boundaries. A gallery of images from the worst to the
+best covering is written to the folder of unpublished files, because it shows images of the data set.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class Bsds500:
         return ContourNet.from_pretrained(run.path / "model").eval().to(self.config.device)
 
     def score(self, row: str, seed: int, name: str, scales: Sequence[float], network: Any) -> dict[str, Any]:
-        """Write contours and hierarchies of all images, and score those that people have segmented."""
+        """Write contours and hierarchies of all images, and score those with human maps."""
         config, root = self.config, find_root(self.folder())
         images = find_pictures([root / "images" / config.images])[: config.data.limit]
         truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
@@ -276,7 +277,7 @@ class Bsds500:
     # ------------------------------------------------------------------------------------------------------- summary
 
     def summarize(self) -> None:
-        """Write the scores next to published ones."""
+        """Write the scores and the published ones."""
         config = self.config
         body: list[list[Any]] = [
             [name, "200 of test", "", "", *(one.scores.get(n) for n in COLUMNS.values()), one.source]
@@ -373,7 +374,7 @@ def _score(
 ) -> tuple[ImageScores, NDArray[np.int64], list[float]]:
     """Scores of a hierarchy, boundary counts of its contours, and the covering of one map.
 
-    The maps are that of the default threshold and those of fixed numbers of regions, averaged over people.
+    The map is that of the default threshold or of a fixed number of regions; coverings are averaged over annotators.
     """
     name, folder, truth = task
     people = [labels for path in truth for labels in read_label_maps(path)]

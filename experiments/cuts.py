@@ -1,4 +1,4 @@
-"""Do normalized cuts improve a hierarchy of contours? Trained end to end through ``topk_eigh``.
+"""Normalized cuts in a hierarchy of contours, trained end to end through ``topk_eigh``.
 
 The regions of the watershed are the nodes of a graph with the affinity Wᵢⱼ = ℓᵢⱼ exp(−sᵢⱼ/σ) for a common border of
 length ℓ and mean contour strength s. With the leading generalized eigenvectors (D − W)x = λDx, two neighbors have the
@@ -7,7 +7,7 @@ Regions are merged by the border strength sigmoid(a + b logit s + c log d).
 
 a, b, c and σ are trained on 50 training images by the cross-entropy with the fraction of annotators who drew the
 border. The gradient of σ passes through the eigenvectors. The row without cuts trains a and b only, and the first row
-is the hierarchy of the package. Three disjoint sets of training images take the place of seeds.
+is the hierarchy of the package. Three disjoint sets of training images are used instead of seeds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SIGMA = 0.1
 VECTORS = 16
 """Eigenvectors, as for gPb."""
 MARGIN = 5
-"""Side in pixels of the window in which a drawn border counts for a border of regions."""
+"""Side in pixels of the window in which a drawn border matches a border of regions."""
 STEPS = 60
 """Passes of the optimizer over the training images."""
 LEVELS = np.arange(2, 100, 3) / 100
@@ -168,7 +168,7 @@ class Image(NamedTuple):
 
 
 def image_of(name: str, contours: NDArray[np.float32], people: list[NDArray[Any]]) -> Image:
-    """Divide an image along its contours and measure its borders."""
+    """Divide an image along its contours and measure the borders of its regions."""
     regions = watershed_regions(contours)
     graph = region_graph(regions)
     drawn = np.mean([maximum_filter(boundary_map(labels), MARGIN) for labels in people], 0)

@@ -2,7 +2,7 @@
 
 A head projects the cells of a region to a few channels, takes the square root of their second moments, and classifies
 its upper triangle. Projection and classifier are trainable, so that gradients pass through the root. Both roots have
-the same start, batches and budget. Maps of the frozen backbone are computed once per command.
+the same initialization, batches and budget. Maps of the frozen backbone are computed once per command.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class ExactRoot:
                 self.run(key, "seed", seed, rate)
 
     def run(self, key: str, part: str, number: int, rate: float) -> Run:
-        """Train and score once, unless that has been done."""
+        """Train and score once, unless the run is finished."""
         config, (backbone, root) = self.config, self.rows[key]
         folder = dataset_folder("coco", config.root, 0, None)
 

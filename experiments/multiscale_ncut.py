@@ -1,7 +1,8 @@
 """The classical baseline: normalized cuts over several scales with intervening contours, after Cour, Bénézit and Shi.
 
-Pixels are joined to near neighbors, larger and larger blocks of pixels to farther ones; a constraint ties every
-block to the mean of its 3×3 parts, so that all scales are cut together. All matrices are sparse.
+Pixels are connected to near neighbors, and blocks of pixels of increasing size to farther ones. A
+constraint makes every block equal to the mean of its 3×3 parts, so that all scales are cut together.
+All matrices are sparse.
 """
 
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def edge_energy(channel: NDArray[Any], scale: float) -> tuple[NDArray[np.float64
     """Strength of edges ``(h, w)`` and the side of the edge of each pixel, from a quadrature pair of filters.
 
     The odd filter is the first derivative of a Gaussian, elongated along the edge, the even one its second
-    derivative; at each pixel the orientation with the largest energy √(odd² + even²) counts. The even response
+    derivative. At each pixel the orientation with the largest energy √(odd² + even²) is used. The even response
     changes its sign on the edge. ``scale`` is the Gaussian's standard deviation across the edge, in pixels.
     """
     padded = np.pad(channel, _reach(scale), mode="edge")
@@ -98,7 +99,7 @@ def _quadrature_pair(scale: float, angle: float) -> tuple[NDArray[np.float64], N
 def intervening_contour(
     energy: NDArray[np.float64], phase: NDArray[np.bool_], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Affinity exp(−m²) of pairs of pixels, m the strongest edge that the line between them crosses.
+    """Affinity exp(−m²) of pairs of pixels, where m is the strongest edge on the line between them.
 
     The line crosses an edge between two consecutive pixels of different phase; its strength is half the sum of their
     energies.
@@ -236,7 +237,7 @@ def constrained_eigenvectors(
     def project(z: NDArray[np.float64]) -> NDArray[np.float64]:
         return z - transposed @ solver.solve(constraint @ z)
 
-    # The start satisfies the constraints and so does every later vector: one projection in each step is enough.
+    # The initial vector satisfies the constraints, so one projection per step is enough.
     operator = LinearOperator((size, size), matvec=lambda z: project(normalized @ z), dtype=np.float64)
     start = project(np.random.default_rng(0).standard_normal(size))
     values, vectors = eigsh(operator, count, which="LA", v0=start, tol=tolerance, ncv=min(size, 2 * count + 5))

@@ -1,7 +1,7 @@
 """Backbones that only the experiments use: ``sift`` and ``xception``.
 
-Importing this module registers them. ``python -m experiments.networks train o2p --model.backbone xception …`` is the
-command line with both.
+Importing this module registers them. ``python -m experiments.networks train o2p --model.backbone xception …`` runs
+the command line with both.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LUMA = (0.299, 0.587, 0.114)
 class DenseSIFT(Backbone):
     """Dense SIFT of the gray image, one map per scale: ``bins4``, ``bins6`` and ``bins8``.
 
-    A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. Pooled together (the tap ``"bins4+bins6+bins8"``) inside
-    the region they are SIFT-O2P.
+    A descriptor has 8 angles in 4×4 cells of 4, 6 or 8 pixels. SIFT-O2P pools all scales inside the region (the tap
+    ``"bins4+bins6+bins8"``).
 
     Reference:
         Carreira, Caseiro, Batista, Sminchisescu. Semantic segmentation with second-order pooling. ECCV 2012.
@@ -38,7 +38,7 @@ class DenseSIFT(Backbone):
     mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
 
     def __init__(self) -> None:
-        # The center of an even window is half a pixel early, and one more window fits.
+        # The center of an even window is shifted by half a pixel, and one more window fits.
         super().__init__(
             {
                 f"bins{size}": TapInfo(

@@ -1,6 +1,6 @@
-"""Borders of a 12-megapixel photograph: label maps enlarged as they are, and refined at full resolution.
+"""Borders of a 12-megapixel photograph: enlarged label maps, and label maps refined at full resolution.
 
-The photograph is generated, so the true borders are known. The picture shows a detail of both.
+The photograph is synthetic, so the true borders are known. The figure shows a detail of both.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from matbackprop.vision.inference.drawing import draw_boundaries
 from matbackprop.vision.segmentation.refine import enlarge_labels
 
 NEAR = 30
-"""Borders farther than this many pixels from a true border are false, not imprecise, and are left out."""
+"""Borders farther than this many pixels from a true border are false, not imprecise, and are excluded."""
 CENTER, RADIUS = (0.45, 0.45), 0.3
 """Of the disk, in heights of the photograph."""
 
 
 @dataclass
 class Config:
-    """Compare enlarged and refined borders of a large generated photograph."""
+    """Compare enlarged and refined borders of a large synthetic photograph."""
 
     out: Path = Path("docs/_static/refinement.png")
-    """The picture: a detail with enlarged borders (left) and with refined ones (right)."""
+    """Figure to write: a detail with enlarged borders (left) and with refined ones (right)."""
     size: tuple[int, int] = (3000, 4000)
     """Height and width of the photograph."""
     model: str = "box"
@@ -39,7 +39,7 @@ class Config:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Segment, measure both maps, and write the picture."""
+    """Segment, measure both maps, and write the figure."""
     photograph, truth = generate_photograph(config.size)
     model = None if config.model == "none" else load_segmenter(config.model, "cpu")
     result = segment_photograph(photograph, model)

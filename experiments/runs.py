@@ -2,7 +2,7 @@
 
 A run is identified by the hash of its *provenance*: configuration, hashes of the data and of the starting weights, and
 kind of device. Rerunning a command skips every run whose hash is in the file. If a row, part and number occur several
-times, the last line counts. Each line also records the git revision, whether the tree was dirty, and a hash of the
+times, the last line is used. Each line also records the git revision, whether the tree was dirty, and a hash of the
 source code; a table lists the revisions of its runs if they differ.
 """
 
@@ -37,12 +37,12 @@ from matbackprop.vision.versions import versions
 log = logging.getLogger("matbackprop")
 
 ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
-"""Fields of the engine that change numbers."""
+"""Fields of the engine that affect results."""
 PLACES = ("root", "cache", "threads")
-"""Fields of the data that name a place or a process count; the content of the data is hashed."""
+"""Fields of the data that do not affect results; the content of the data is hashed."""
 NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints": False, "tensorboard": False,
                                 "progress": False, "report": False}  # fmt: skip
-"""Fields of the engine for a run of which only the numbers are kept."""
+"""Engine fields of runs that keep only their metrics."""
 WORK = Path("runs")
 """Folder of trained models, predictions and logs, which are not published."""
 PICTURES = {".jpg", ".jpeg", ".png", ".bmp"}
@@ -140,7 +140,7 @@ class ExperimentConfig:
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Kind of device."""
     override: tuple[str, ...] = ()
-    """Fields of every training, as name=value with the value in JSON, such as model.hidden=64."""
+    """Fields of every training as name=value, the value in JSON, such as model.hidden=64."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -195,7 +195,7 @@ class Results:
                 ) from error
 
     def append(self, record: dict[str, Any]) -> None:
-        """Add a line; one write, so that several processes may append."""
+        """Add a line in one write, so that several processes may append."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
             file.write(json.dumps(record, separators=(",", ":")) + "\n")
@@ -204,7 +204,7 @@ class Results:
     def run(
         self, row: str, part: str, number: int, provenance: dict[str, Any], work: Callable[[], dict[str, Any]]
     ) -> Run:
-        """Return the finished run with this provenance, or call ``work`` for its metrics and keep them."""
+        """Return the finished run with this provenance, or call ``work`` and store its metrics."""
         provenance = to_json(provenance)
         mark = cache_key(provenance)
         for record in self.records:
@@ -230,7 +230,7 @@ class Results:
         return record
 
     def runs(self, row: str, part: str) -> dict[int, Run]:
-        """Return the runs of a row by number; the last line of a number counts."""
+        """Return the runs of a row by number; the last line of a number is used."""
         chosen = {r["number"]: r for r in self.records if (r["kind"], r["row"], r.get("part")) == ("run", row, part)}
         return dict(sorted(chosen.items()))
 
@@ -344,7 +344,7 @@ def revisions(runs: Iterable[Run]) -> str:
 
 
 def training_rate(run: RunFolder) -> float | None:
-    """Median items per second of a training, its first third left out."""
+    """Median items per second of a training, without its first third."""
     rates = [m["train/steps_per_second"] for m in run.read_metrics() if m.get("train/steps_per_second")]
     if not rates:
         return None
@@ -375,7 +375,7 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
 
 
 def as_option(name: str, value: Any) -> str:
-    """A field as the command line takes it.
+    """A field as a command-line option.
 
     Example:
         >>> as_option("model.two_views", False), as_option("model.taps", ["pool5", "relu5"])

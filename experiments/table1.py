@@ -1,7 +1,7 @@
-"""The paper's first table: region classifiers, tuned alike, trained with several seeds and compared in pairs.
+"""The paper's first table: region classifiers, tuned in the same way and trained with several seeds.
 
-1. *Tuning.* Every row tries the same number of settings, each for as many epochs as the final runs, on the training
-   images alone: four fifths to fit, one fifth to choose. Shorter trials would favor rows that fit fast and overfit.
+1. *Tuning.* The same number of settings is tried for every row, on training images only: four fifths to fit, one
+   fifth to choose. Trials have as many epochs as the final runs, because shorter ones favor rows that overfit.
 2. *Training.* The chosen setting is trained on all training images with several seeds; the validation images are
    scored once, after the last epoch.
 3. *Summary.* Means and standard deviations, paired differences with bootstrap intervals, figures and commands.
@@ -42,9 +42,9 @@ class Config(ExperimentConfig):
     out: Path = Path("results/table1")
     """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
     data: RegionDataConfig = field(default_factory=RegionDataConfig)
-    """The regions, presented to every row alike."""
+    """Source of the regions, the same for all rows."""
     trials: int = 4
-    """Settings that each row tries."""
+    """Number of settings tried for each row."""
     fine_epochs: int = 12
     """Epochs of the fine-tuned rows."""
     scratch_epochs: int = 20
@@ -64,15 +64,15 @@ class Row:
     """One line of the table: a model, and the settings that tuning chooses from.
 
     Attributes:
-        name: as the table prints it.
-        key: as options and results.jsonl write it.
+        name: its name in the table.
+        key: its name in options and in results.jsonl.
         kind: rows of one kind share epochs and the number of seeds.
         paper: the paper's error in percent, or None for a row that the paper does not have.
         model: fields of the configuration that define the row, by dotted name.
         trials: settings to choose from, most promising first.
-        group: of the rows of a group, only the one with the smallest error in tuning is trained to the end.
-        reference: key of the row that it is compared with; by default the one that its kind names.
-        follows: key of the row whose choice it takes over, without trials.
+        group: only the row of a group with the smallest error in tuning is trained on all images.
+        reference: key of the row that it is compared with; by default that of its kind.
+        follows: key of the row whose setting it uses, without trials.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Row:
 
 
 def _rates(*pairs: tuple[float, float], **more: Any) -> list[dict[str, Any]]:
-    """Rates of the head, each with the backbone's fraction of it."""
+    """Learning rates of the head, each with the backbone's fraction of it."""
     return [{"optimizer.rate": rate, "optimizer.backbone_factor": factor, **more} for rate, factor in pairs]
 
 
@@ -174,7 +174,7 @@ class Table1:
     # ------------------------------------------------------------------------------------------------------ training
 
     def train(self) -> None:
-        """Run the trials of all rows, then the seeds of those that won."""
+        """Run the trials of all rows, then the seeds of the best rows."""
         for row in self.chosen.values():
             for i, setting in enumerate(row.trials[: self.config.trials] if not row.follows else ()):
                 self.run(row, "trial", i, setting)
@@ -224,7 +224,7 @@ class Table1:
         return {**row.model, **(sift_o2p(self.config.data.canvas) if row.kind == "sift" else {})}
 
     def run(self, row: Row, part: str, number: int, setting: dict[str, Any]) -> Run:
-        """Train and score once, unless that has been done."""
+        """Train and score once, unless the run is finished."""
         recipe = self.recipe(row, part, number, setting)
         provenance = {
             "configuration": runs.settings(recipe),
@@ -242,7 +242,7 @@ class Table1:
         metrics: dict[str, Any] = {"setting": setting, "parameters": sum(p.numel() for p in module.parameters())}
         try:
             run = fit(recipe, module, data, name=row.key)
-        except NonFiniteError as error:  # a run that diverges is a result
+        except NonFiniteError as error:  # divergence is recorded as a result
             return metrics | {"error": 100.0, "error_large": 100.0, "diverged": str(error)}
         summary = run.read_summary()
         metrics |= {name: summary[f"val/{name}"] for name in ("error", "error_large", "loss")}

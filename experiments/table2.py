@@ -3,8 +3,8 @@
 Rows: methods without training (``python -m experiments baselines``), normalized cuts on untrained feature maps, the
 same maps trained with the paper's J2, the soft objective with its clustering space, and hypercolumns. Every row with a
 network has several seeds. The test images are only scored; choices were made by cross-validation on training images
-(``--images folds``). Rows that were trained on superpixels (soft, hypercolumns, merging) keep
-their recorded numbers; their code is in the history.
+(``--images folds``). The code of rows trained on superpixels (soft, hypercolumns, merging) was removed; their recorded
+numbers are kept.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Images:
     cache: Path | None = None
     """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     limit: int | None = None
-    """Use at most so many images of each split."""
+    """Maximum number of images of each split."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Config(ExperimentConfig):
     images: Literal["test", "folds"] = "test"
     (
         "test: train on all training images, score the test images. folds: cross-validation on the training images, "
-        "where each seed of 0 to 4 also names the fifth that is held out."
+        "where each seed of 0 to 4 also selects the fifth that is held out."
     )
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each row."""
@@ -95,7 +95,7 @@ class Row:
     Attributes:
         key: its name in results.jsonl and on the command line.
         title: its name in the table.
-        network: which feature maps.
+        network: the feature maps.
         objective: the training objective.
         inference: ``"cluster"``, ``"merge"`` (recorded numbers only), or ``""`` for a method without a network.
         against: the row that a paired interval compares it with, or "".

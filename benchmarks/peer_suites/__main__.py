@@ -1,11 +1,12 @@
-"""Run the tests of pyRiemann's geometry and of spd_learn with this package's operators.
+"""Run the tests of pyRiemann's geometry and of spd_learn with operators of this package.
 
     pip install pyriemann==0.12 spd_learn==0.2.1
-    pip download --no-deps --no-binary :all: pyriemann==0.12 spd_learn==0.2.1    # and unpack both: the tests are there
+    pip download --no-deps --no-binary :all: pyriemann==0.12 spd_learn==0.2.1    # then unpack both
     python -m benchmarks peer_suites pyriemann-0.12 spd_learn-0.2.1
 
 Nothing is installed. Each suite runs twice: unmodified, and with the functions replaced by the plugins in this folder.
-A test counts if it passes unmodified; the summary counts those that pass with our functions and names the others.
+A test counts if it passes unmodified. The summary counts the tests that pass with functions of this package and lists
+the others.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """A pytest plugin that replaces pyRiemann's functions of positive definite matrices by those of this package.
 
-Arguments are checked by pyRiemann if it has a check; values and gradients are ours. Means are converged, so starting
-points and tolerances are ignored.
+pyRiemann checks the arguments if it has a check; this package computes values and gradients. Its means are converged,
+so initial values and tolerances are ignored.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """A pytest plugin that replaces spd_learn's functions of positive definite matrices by those of this package.
 
-Its policy is kept: eigenvalues are clamped to its thresholds, with its warning, before a logarithm, a root or a power,
-and log-Euclidean maps are differences of logarithms, not velocities. Decompositions, values and gradients are ours.
+The conventions of spd_learn are kept: eigenvalues are clamped to its thresholds, with its warning, before a logarithm,
+a root or a power, and log-Euclidean maps are differences of logarithms, not velocities.
 """
 
 import warnings
@@ -43,7 +43,7 @@ def _own(g, derivative):
 
 
 def _power(x, p):
-    """spd_learn's exponent broadcasts over eigenvalues, ours over matrices."""
+    """spd_learn's exponent broadcasts over eigenvalues, that of this package over matrices."""
     if isinstance(p, torch.Tensor):
         p = p.real.squeeze(-1) if p.ndim == x.ndim - 1 and p.shape[-1] == 1 else p.real
     return mb.matrix_power(_raised(x, "eigval_power"), p, check=False)

@@ -1,1 +1,1 @@
-"""Benchmarks: suites that measure this package and its alternatives, results, and their page."""
+"""Suites that measure this package and its alternatives, their results and their page."""

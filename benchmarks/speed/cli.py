@@ -1,4 +1,4 @@
-"""``python -m benchmarks speed``: measure speed, memory and accuracy next to other packages."""
+"""``python -m benchmarks speed``: compare speed, memory and accuracy with other packages."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Config:
     seconds: float = 1.0
     """Time for the repeats of each measurement."""
     threads: int = 0
-    """CPU threads for torch; 0 leaves its choice."""
+    """CPU threads for torch; 0 uses torch's default."""
     output: Path | None = None
-    """Folder for the results, one JSON file per machine; nothing is written without it."""
+    """Folder for the results, one JSON file per machine; by default nothing is written."""
     revision: str = ""
     """Revision of the code, if git is not available."""
 
@@ -61,7 +61,7 @@ def measure_suite(config: Config, suite: str, device: torch.device) -> Results:
 
 
 def measure_alone(config: Config, suite: str, device: torch.device) -> Results:
-    """Measure in a separate process, because a failed capture or a library that keeps memory affects later suites."""
+    """Measure in a separate process, because failed captures and retained memory affect later suites."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
         return process.submit(measure_suite, config, suite, device).result()
 

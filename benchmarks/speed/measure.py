@@ -93,12 +93,12 @@ def _milliseconds(call: Callable[[], Any], device: torch.device) -> float:
 
 
 def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1.0) -> Timing:
-    """Time a call: a warm-up, then repeats until ``seconds`` are spent, three at least or one of a long call.
+    """Time a call: a warm-up, then repeats for ``seconds``, at least three.
 
-    A call is long when it takes more than three times ``seconds``.
+    A call that takes more than three times ``seconds`` is repeated once.
 
-    On CUDA the time is that between two events on the stream with the device idle before, so that launches count; on
-    the CPU it is the wall clock.
+    CUDA times are measured between two events on an idle device and include kernel launches. CPU times are wall-clock
+    times.
     """
     gc.collect()
     first = _milliseconds(call, device)
@@ -177,7 +177,7 @@ class Record:
         parameters: numbers of the case, for plots.
         median_ms, low_ms, high_ms, repeats, peak_mb: see `Timing`.
         error: relative error, in suites that measure accuracy; NaN is kept as the text ``nan``.
-        note: reason of a failure, or a remark.
+        note: reason for a failure, or a remark.
     """
 
     suite: str
@@ -202,13 +202,13 @@ class Results:
     """See :func:`describe_machine`."""
     command: str
     revision: str
-    """The code's revision, where known."""
+    """Revision of the code, if known."""
     date: str
     records: list[Record] = field(default_factory=list)
 
     @property
     def name(self) -> str:
-        """The name of the machine's file."""
+        """File name of the machine."""
         return machine_name(self.machine)
 
 
@@ -230,7 +230,7 @@ def save_results(results: Results, folder: Path) -> Path:
 
 
 def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) -> Record:
-    """Measure one entry; a missing or failing peer also gives a record."""
+    """Measure one entry; a missing or failing peer is also recorded."""
     record = Record(suite, entry.case, entry.method, parameters=dict(entry.parameters), note=entry.note)
     try:
         call = entry.build(device)

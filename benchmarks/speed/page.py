@@ -33,9 +33,9 @@ python -m benchmarks speed --output benchmarks/results
 ```
 
 on the machine in the heading; all records with versions and revisions are in `benchmarks/results`. Times are medians in
-milliseconds, or of a single call if it is long; hover over a time for its first and third quartile. On a GPU they
-include kernel launches. Memory is the peak above the level before the call. The fastest of each case is bold, also if
-it is not this package. Packages that were not installed on the machine are marked missing.
+milliseconds, or single calls if these are long; hover over a time for its first and third quartile. On a GPU they
+include kernel launches. Memory is the peak above the level before the call. The fastest method of each case is
+bold. Packages that were not installed on the machine are marked missing.
 """
 
 

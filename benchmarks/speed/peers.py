@@ -1,6 +1,6 @@
-"""The same differentiable functions from torch and from other packages.
+"""The same differentiable functions implemented with torch and other packages.
 
-Each factory imports its package when it is called and raises :class:`MissingPeer` if that is not installed.
+Each factory imports its package when it is called and raises :class:`MissingPeer` if it is not installed.
 """
 
 from __future__ import annotations

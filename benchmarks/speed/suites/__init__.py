@@ -1,4 +1,4 @@
-"""The suites behind ``python -m benchmarks speed``."""
+"""The suites of ``python -m benchmarks speed``."""
 
 from benchmarks.speed.suites.decompositions import decompositions
 from benchmarks.speed.suites.entry import Suite

@@ -1,4 +1,4 @@
-"""Inverse fourth roots, as Shampoo needs them: time, and error in single precision."""
+"""Inverse fourth roots, as used by Shampoo: time, and error in single precision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matbackprop.functional._inverse_root import inverse_root as exact
 _ORDERS = (128, 256, 512, 1024)
 _ROOT, _EPS = 4, 1e-6
 _KINDS = {"decaying over 4 decades": 2.0, "of few gradients": 0.125}
-"""What the statistics are of, and the number of gradients as a multiple of the order."""
+"""Kind of gradients, and their number as a multiple of the order."""
 
 
 @functools.lru_cache(maxsize=2)

@@ -13,11 +13,11 @@ from benchmarks.speed.suites.entry import Entry, Scale
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
 from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 
-_LARGEST_DENSE = 2000  # rows above which the m×m projectors are not tried
+_LARGEST_DENSE = 2000  # maximum number of rows for m×m projectors
 
 
 def _dense_j2(f: Tensor, labels: Tensor, *, num_labels: int) -> Tensor:
-    """J₂ as it is defined, with m×m projectors and autograd through the pseudoinverse."""
+    """J₂ by its definition, with m×m projectors and autograd through the pseudoinverse."""
     e = torch.nn.functional.one_hot(labels, num_labels).to(f.dtype)
     p = f @ torch.linalg.pinv(f)
     q = e @ torch.linalg.pinv(e)

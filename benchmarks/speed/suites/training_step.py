@@ -1,4 +1,4 @@
-"""A training step of region classifiers: AlexNet with fully connected layers, with second-order pooling, with both."""
+"""A training step of region classifiers: AlexNet with fully connected layers, second-order pooling, and both."""
 
 from __future__ import annotations
 
