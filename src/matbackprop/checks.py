@@ -237,7 +237,7 @@ def prepare(
 
 
 def check_weight(weight: Tensor, rows: Tensor, *, regions: bool = False, name: str = "weight") -> None:
-    """Raise unless ``weight`` is ``(*b, m)``, or with ``regions`` ``(*b, r, m)``, for ``rows`` ``(*b, m, d)``."""
+    """Raise unless ``weight`` has shape ``(*batch, m)``, or ``(*batch, r, m)`` with ``regions``, and fits ``rows``."""
     if not isinstance(weight, Tensor):
         raise DtypeError(f"{name} must be a torch.Tensor, got {type(weight).__name__}. Pass torch.tensor({name}).")
     if weight.dtype != torch.bool and not weight.dtype.is_floating_point:

@@ -1,4 +1,8 @@
-"""Differentiable operators on matrices, one per file. Names imported here are public, here and in the package."""
+"""Differentiable matrix operators, one per file. The names imported here are also exported by `matbackprop`.
+
+Docstrings cite as "Ionescu et al. (2015)": C. Ionescu, O. Vantzos, C. Sminchisescu, "Training Deep Networks with
+Structured Layers by Matrix Backpropagation", the extended version of their ICCV 2015 paper.
+"""
 
 from matbackprop.divided_differences import SpectralFunction as SpectralFunction
 from matbackprop.functional._affinity import affinity as affinity

@@ -1,4 +1,4 @@
-"""Affinities between rows: W = FΛFᵀ, its normalized form M, the target Ω, and the normalized cut of a segmentation."""
+"""Affinity W = FΛFᵀ, normalized affinity M, its target Ω, and the normalized cut of a segmentation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matbackprop.numerics import autocast_off
 
 
 def check_lambda(lam: Tensor, d: int) -> None:
-    """Raise unless ``lam`` is a floating-point ``(*b, d, d)``."""
+    """Raise unless ``lam`` is a floating-point ``(*batch, d, d)``."""
     if not isinstance(lam, Tensor) or not lam.dtype.is_floating_point:
         raise DtypeError(f"lam must be a floating-point tensor, got {getattr(lam, 'dtype', type(lam).__name__)}.")
     if lam.ndim < 2 or lam.shape[-2:] != (d, d):
@@ -25,30 +25,28 @@ def affinity(
     r"""Affinity between all pairs of rows, :math:`W = F\Lambda F^\top`.
 
     Args:
-        f: features ``(*b, m, d)``. Normalized cuts need a non-negative W; it is if F and Λ are.
-        lam: Λ ``(*b, d, d)`` or ``(d, d)``, the identity if None; W is symmetric if Λ is.
-        precision: dtype of the computation; float64 by default.
-        check: as in `matrix_function`.
+        f: features ``(*batch, m, d)``. W is nonnegative, as normalized cuts require, if F and Λ are.
+        lam: Λ ``(*batch, d, d)`` or ``(d, d)``; the identity if None. W is symmetric if Λ is.
+        check, precision: as in `matrix_function`.
 
     Returns:
-        W ``(*b, m, m)`` in the dtype of ``f``.
+        W ``(*batch, m, m)`` in the dtype of ``f``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: f or Λ does not fit.
-        DomainError: the products overflow.
+        ShapeError, DtypeError, NonFiniteError: ``f`` or ``lam`` has an invalid shape, dtype or value.
+        DomainError: the result overflows.
 
     Gradient:
-        ∂L/∂F = G F Λᵀ + Gᵀ F Λ and ∂L/∂Λ = Fᵀ G F, for any Λ and G. The paper's 2G_sym F Λᵀ needs a symmetric Λ.
+        ∂L/∂F = G F Λᵀ + Gᵀ F Λ and ∂L/∂Λ = Fᵀ G F for any Λ and G. The paper's 2G_sym F Λᵀ requires a symmetric Λ.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import affinity
-        >>> affinity(torch.tensor([[1.0, 0.0], [1.0, 2.0]]))
+        >>> import torch, matbackprop
+        >>> matbackprop.affinity(torch.tensor([[1.0, 0.0], [1.0, 2.0]]))
         tensor([[1., 1.],
                 [1., 5.]])
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5.
+        Ionescu et al. (2015), section 5.
     """
     check_matrix(f, "f")
     if lam is not None:
@@ -65,21 +63,21 @@ def affinity(
 
 
 def negative_degrees(degree: Tensor, check_values: bool, weight: Tensor | None = None) -> Tensor | None:
-    """Return which graphs have a negative degree at a row of positive weight ``(*b,)``; raise if values are checked."""
+    """Return which graphs ``(*batch,)`` have a negative degree at a row of positive weight; raise if checked."""
     negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
     if not check_values:
         return negative.any(-1)
     if bool(negative.any()):
         raise DomainError(
             f"{int(negative.sum())} of {negative.numel()} rows have a negative degree, down to "
-            f"{float(degree.detach().min()):.3g}, so D^(1/2) is not real. Make the affinities non-negative (end the "
+            f"{float(degree.detach().min()):.3g}, and D^(1/2) is not real. Make the affinities non-negative (end the "
             f"features with a ReLU), or use normalized_cut_j2, which has no degrees."
         )
     return None
 
 
 def _degrees(w: Tensor, check_values: bool) -> Tensor:
-    """Return row sums ``(*b, m)``; raise, or return NaN if values are not checked, for negative ones."""
+    """Return row sums ``(*batch, m)``; raise, or return NaN if values are not checked, for negative ones."""
     degree = w.sum(-1)
     return nan_where(negative_degrees(degree, check_values), degree)
 
@@ -105,39 +103,37 @@ def normalized_affinity(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Normalized affinity M and, with labels, its target Ω.
+    r"""Normalized affinity M and, if labels are given, its target Ω.
 
     .. math::
         D = [W\mathbf 1],\quad M = D^{-1/2}WD^{-1/2},\quad \Omega = D^{1/2}EE^\top D^{1/2}
 
     Args:
-        w: affinities ``(*b, m, m)`` with non-negative row sums. A row whose degree is zero becomes a row of zeros.
-        labels: region numbers ``(*b, m)``, −1 for a zero row of E.
-        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        w: affinities ``(*batch, m, m)`` with nonnegative row sums. Rows of degree zero are zero in M and Ω.
+        labels: region numbers ``(*batch, m)``. Rows of E with label −1 are zero.
+        num_labels: upper bound on the number of regions. Required under ``torch.compile`` and ``vmap``.
         check, precision: as in `matrix_function`.
 
     Returns:
-        M ``(*b, m, m)``, or the pair (M, Ω), in the dtype of ``w``.
+        M ``(*batch, m, m)``, or the pair (M, Ω), in the dtype of ``w``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: w is not a batch of finite square matrices.
-        DomainError: a negative degree, or affinities near the limits of floating point.
-        LabelError: labels that do not fit.
+        ShapeError, DtypeError, NonFiniteError: ``w`` is not a batch of finite square matrices.
+        DomainError: a degree is negative, or the entries are too large or too small for the compute dtype.
+        LabelError: ``labels`` has an invalid shape, dtype or value.
 
     Gradient:
-        ∂L/∂W = D^{−1/2}G_M D^{−1/2} + diag(D⁻¹Ω(G_Ω)_sym − D⁻¹M(G_M)_sym)1ᵀ for a symmetric W, through all
-        transformations. It is zero for rows of degree zero.
+        ∂L/∂W = D^{−1/2}G_M D^{−1/2} + diag(D⁻¹Ω(G_Ω)_sym − D⁻¹M(G_M)_sym)1ᵀ for a symmetric W. Zero for rows of
+        degree zero. Supports all orders, forward mode and vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import normalized_affinity
-        >>> normalized_affinity(torch.tensor([[1.0, 1.0], [1.0, 7.0]]))
+        >>> import torch, matbackprop
+        >>> matbackprop.normalized_affinity(torch.tensor([[1.0, 1.0], [1.0, 7.0]]))
         tensor([[0.5000, 0.2500],
                 [0.2500, 0.8750]])
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
-        proposition on dM and dΩ.
+        Ionescu et al. (2015), section 5, proposition on dM and dΩ.
     """
     check_matrix(w, "w", square=True)
     with autocast_off(w.device.type):
@@ -165,39 +161,37 @@ def normalized_cut_value(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""The normalized cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
+    r"""Normalized cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
 
-    It is the sum over regions of the affinity to other regions divided by the total affinity, k − tr(ZᵀMZ) with
-    Z = D^{1/2}E(EᵀDE)^{−1/2}.
+    For each region, the affinity to other regions is divided by the total affinity; the cut is the sum of these ratios.
+    It equals k − tr(ZᵀMZ) with Z = D^{1/2}E(EᵀDE)^{−1/2}.
 
     Args:
-        w: symmetric affinities ``(*b, m, m)`` with non-negative row sums.
-        labels: region numbers ``(*b, m)``; rows and columns with −1 are ignored.
-        num_labels: a bound of the number of regions; needed under ``torch.compile`` and ``vmap``.
+        w: symmetric affinities ``(*batch, m, m)`` with nonnegative row sums.
+        labels: region numbers ``(*batch, m)``. Rows and columns with label −1 are ignored.
+        num_labels: upper bound on the number of regions. Required under ``torch.compile`` and ``vmap``.
         check, precision: as in `matrix_function`.
 
     Returns:
-        The cut ``(*b,)`` in the dtype of ``w``, between 0 and k for non-negative affinities; a region without affinity
-        contributes 0.
+        The cut ``(*batch,)`` in the dtype of ``w``. It is between 0 and k for nonnegative affinities. Regions without
+        affinity contribute 0.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: w is not a batch of finite symmetric matrices.
-        DomainError: a negative degree.
-        LabelError: labels that do not fit.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: ``w`` is not a batch of finite symmetric matrices.
+        DomainError: a degree is negative.
+        LabelError: ``labels`` has an invalid shape, dtype or value.
 
     Gradient:
-        Rational in W, through all transformations.
+        A rational function of W. Supports all orders, forward mode and vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import normalized_cut_value
+        >>> import torch, matbackprop
         >>> w = torch.tensor([[2.0, 1.0, 0.0], [1.0, 2.0, 1.0], [0.0, 1.0, 3.0]])
-        >>> normalized_cut_value(w, torch.tensor([0, 0, 1]))  # 1/7 + 1/4
+        >>> matbackprop.normalized_cut_value(w, torch.tensor([0, 0, 1]))  # 1/7 + 1/4
         tensor(0.3929)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5
-        (with the misprint W for D − W).
+        Ionescu et al. (2015), section 5, which has the misprint W for D − W.
     """
     check_matrix(w, "w", square=True)
     with autocast_off(w.device.type):

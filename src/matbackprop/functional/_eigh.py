@@ -1,6 +1,6 @@
-"""Eigenvalues and eigenvectors of symmetric matrices with both adjoints.
+"""Eigendecomposition of symmetric matrices.
 
-Eigenvectors of Hermitian matrices are determined up to a phase; dU has the gauge diag(UᵀdU) = 0.
+Eigenvectors of Hermitian matrices are unique up to a phase. The derivative uses the gauge diag(UᵀdU) = 0.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from matbackprop.solvers import batched_eigh
 
 
 class Eigenpairs(NamedTuple):
-    """The result of :func:`eigh`, with the names that torch.linalg.eigh gives its fields."""
+    """The result of :func:`eigh`, with the field names of torch.linalg.eigh."""
 
     eigenvalues: Tensor
     eigenvectors: Tensor
 
 
 def largest_positive(v: Tensor) -> Tensor:
-    """Multiply each column by a sign or phase, which is differentiated, that makes its largest entry positive."""
+    """Multiply each column by the sign or phase that makes its largest entry positive; differentiable."""
     return v * positive_phase(v)
 
 
 def positive_phase(v: Tensor) -> Tensor:
-    """The sign or phase of each column that `largest_positive` takes ``(*batch, 1, k)``."""
+    """Return the factors of `largest_positive`, ``(*batch, 1, k)``."""
     if v.numel() == 0:
         return torch.ones_like(v[..., :1, :])
     entry = v.gather(-2, v.detach().abs().argmax(-2, keepdim=True))
@@ -83,42 +83,42 @@ def eigh(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Eigenpairs:
-    r"""Eigendecomposition of symmetric matrices with the adjoints of the paper's EIG proposition, corrected.
+    r"""Eigendecomposition of symmetric or Hermitian matrices.
 
     .. math:: A = U \operatorname{diag}(\lambda) U^\top
 
-    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+    For complex matrices, ᵀ is the conjugate transpose and "symmetric" means Hermitian.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
-        ties: treatment of coincident eigenvalues in the gradient of U. ``"raise"``: raise if a gradient reaches a
-            vector or value of such a pair and any vector is used at all (below), else leave the pair out.
-            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors. Correct for
-            losses of whole eigenspaces, such as projectors. ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased.
-        tie_tol: fraction of the largest |λ| below which two eigenvalues coincide; by default the resolution of the
-            dtype of ``a``.
+        ties: treatment of repeated eigenvalues in the gradient of U. A pair of equal eigenvalues is called tied.
+            ``"raise"`` raises TieError if the loss uses eigenvectors and a gradient reaches a vector or value of a tied
+            pair. ``"drop"`` omits tied pairs and issues a GaugeWarning if the loss depends on the choice of vectors; it
+            is correct for losses of whole eigenspaces, such as projectors. ``"broaden"`` replaces 1/x by x/(x² + η²),
+            which is smooth but biased.
+        tie_tol: fraction of the largest |λ| below which two eigenvalues are tied. By default it depends on the dtype.
         broadening: η as a fraction of the largest |λ|, for ``"broaden"``.
-        check: whether values are checked (finite and symmetric input, ties). None checks on the CPU only, True on every
-            device, False never. If values are not checked, also under ``torch.func`` and ``torch.compile``, the result
-            for a matrix that is not symmetric is NaN, and so is, with ``ties="raise"``, a gradient that would
-            raise.
-        precision: dtype of the computation, float64 (complex128) by default; results have the dtype of ``a``.
+        check: whether to check values (finite and symmetric input, ties): None on the CPU only, True on every device,
+            False never. Without checks, and under ``torch.func`` and ``torch.compile``, results for asymmetric matrices
+            are NaN. With ``ties="raise"``, gradients that would raise are NaN.
+        precision: as in `matrix_function`.
 
     Returns:
-        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, each up to its sign or
-        phase. Eigenvalues are real.
+        Named tuple of ascending real eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, in the
+        dtype of ``a``. Each eigenvector is unique up to its sign or phase.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
         DomainError: an eigenvalue overflows.
-        TieError: see ``ties``; or the loss depends on the phase of a complex vector.
+        TieError: see ``ties``. Also raised if the loss depends on the phase of a complex eigenvector.
 
     Gradient:
-        dλ = diag(UᵀdAU), dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ); backward U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ.
-        Second order by differentiating these, correct if no pair is tied. Never inf or NaN at ties, where the gradients
-        of λ and U do not determine that of A, even if the loss does not depend on the choice of vectors. For functions
-        of A use `matrix_function`, for eigenspaces `spectral_projector`: they are exact at ties. A loss of eigenvalues
-        only never raises; the gradient of a repeated eigenvalue is that of the computed vector.
+        dλ = diag(UᵀdAU) and dU = U(K̃ᵀ∘(UᵀdAU)) with K̃ᵢⱼ = 1/(λᵢ − λⱼ). The backward pass is
+        U((K̃ᵀ∘(UᵀG_U))_sym + diag(G_λ))Uᵀ. Higher orders are correct if no pair is tied.
+
+        At ties, the gradients of λ and U do not determine that of A, even if the loss does not depend on the choice of
+        vectors. Use `matrix_function` for functions of A and `spectral_projector` for eigenspaces; both are exact at
+        ties. A loss of eigenvalues alone never raises; the gradient of a repeated eigenvalue uses the computed vector.
 
     Example:
         >>> import torch, matbackprop
@@ -130,8 +130,7 @@ def eigh(
                 [0., 1.]])
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
-        "EIG Variations", with K̃ for K in dU and the adjoint symmetrized.
+        Ionescu et al. (2015), Proposition "EIG Variations", with K̃ for K in dU and a symmetrized adjoint.
     """
     ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
     policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, ready.x.dtype)

@@ -1,4 +1,4 @@
-"""Pairs of symmetric matrices: generalized eigenvalues, eigenvectors and functions, with gradients for both."""
+"""Generalized eigenvalues, eigenvectors and functions of symmetric matrix pencils."""
 
 from __future__ import annotations
 
@@ -214,34 +214,32 @@ def generalized_eigh(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Eigenpairs:
-    r"""Eigenvalues and eigenvectors of a symmetric pencil, :math:`AV = BV\operatorname{diag}(\lambda)`.
+    r"""Eigendecomposition of a symmetric pencil, :math:`AV = BV\operatorname{diag}(\lambda)`.
 
     .. math:: V^\top A V = \operatorname{diag}(\lambda),\qquad V^\top B V = I
 
-    For complex matrices ᵀ is the conjugate transpose here, and "symmetric" means Hermitian.
+    For complex matrices, ᵀ is the conjugate transpose and "symmetric" means Hermitian.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
-        ties, tie_tol, broadening: treatment of coincident eigenvalues in the gradient of V, as in `eigh`.
-        check: whether values are checked (finite, symmetric, B positive definite), as in `eigh`.
-        precision: dtype of the computation; float64 by default.
+        ties, tie_tol, broadening: treatment of repeated eigenvalues in the gradient of V, as in `eigh`.
+        check, precision: as in `eigh`. B is also checked to be positive definite.
 
     Returns:
-        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, orthonormal in the inner
-        product of B, each up to its sign or phase; named fields. Rounding errors of the vectors are multiplied by the
-        root of the condition number of B, that of its Cholesky factor.
+        Named tuple of ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. The vectors
+        are orthonormal in the inner product of B and unique up to sign or phase. Their rounding error grows with the
+        square root of the condition number of B.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`, for both matrices; or their
-            shapes differ, or only one is complex.
-        DomainError: B is not positive definite to the rounding of its entries, or products of the entries leave the
-            range of floating point.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`. Also raised if the shapes
+            differ or only one matrix is complex.
+        DomainError: B is not positive definite to working precision, or the entries are too large or too small.
         TieError: see `eigh`.
 
     Gradient:
-        For both matrices. With S = VᵀdAV and T = VᵀdBV, dλ = diag(S − TΛ) and dV = V(K̃ᵀ∘(S − TΛ) − diag(T)/2), and
-        their adjoint. Second order by differentiating these, correct if no pair is tied.
+        With S = VᵀdAV and T = VᵀdBV, dλ = diag(S − TΛ) and dV = V(K̃ᵀ∘(S − TΛ) − diag(T)/2). Higher orders are correct
+        if no pair is tied.
 
     Example:
         >>> import torch, matbackprop
@@ -280,28 +278,26 @@ def generalized_matrix_function(
 
     .. math:: BV \operatorname{diag}(g(\lambda)) V^\top B = B^{1/2}\,g(B^{-1/2}AB^{-1/2})\,B^{1/2}, \qquad V^\top BV = I
 
-    It is A for g(x) = x and B for g(x) = 1, and transforms like both under a change of basis: a function of the matrix
-    B⁻¹A as a bilinear form. ``"power"`` is the weighted geometric mean of B and A, ``"log"`` the velocity from B
-    to A in the affine-invariant geometry of positive definite matrices. For complex matrices ᵀ is the conjugate
-    transpose here.
+    The result is A for g(x) = x and B for g(x) = 1. It transforms like A and B under a change of basis. ``"power"``
+    computes the weighted geometric mean of B and A. ``"log"`` computes the velocity from B to A in the affine-invariant
+    geometry of positive definite matrices. For complex matrices, ᵀ is the conjugate transpose.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         b: symmetric positive definite matrices of the same shape.
         function, exponent, params: g, as in `matrix_function`.
-        check, precision: as in `matrix_function`; B is also checked.
+        check, precision: as in `matrix_function`. B is also checked.
 
     Returns:
-        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
-        DomainError: a generalized eigenvalue is outside the domain of g; the other errors are those of
-            `matrix_function` and `generalized_eigh`.
+        DomainError: a generalized eigenvalue is outside the domain of g. For other errors see `matrix_function` and
+            `generalized_eigh`.
 
     Gradient:
-        For both matrices and the exponent, two orders, exact at repeated generalized eigenvalues: that of
-        `matrix_function` in coordinates in which B is the identity and A diagonal, without cancellation if B is
-        nearly singular.
+        First and second order with respect to A, B and the parameters of g, exact at repeated eigenvalues and accurate
+        for an ill-conditioned B.
 
     Example:
         >>> import torch, matbackprop

@@ -42,27 +42,27 @@ def inverse_root(
     .. math:: U \operatorname{diag}\bigl((\lambda + \varepsilon)^{-1/p}\bigr) U^\top, \qquad
         A = U \operatorname{diag}(\lambda) U^\top
 
-    Shampoo preconditions a two-dimensional gradient by the inverse fourth roots of two matrices.
+    The Shampoo optimizer uses p = 4 for matrix-shaped parameters.
 
     Args:
         a: symmetric or Hermitian positive semidefinite matrices ``(*batch, n, n)``; the symmetric part is used.
-        p: the root, any number > 0, usually 2 or 4.
-        eps: ε ≥ 0, added to the eigenvalues.
-        relative: multiply ε by the largest eigenvalue of each matrix, so that no condition number exceeds 1 + 1/ε.
+        p: order of the root, p > 0.
+        eps: damping ε ≥ 0, added to the eigenvalues.
+        relative: multiply ε by the largest eigenvalue of each matrix. This bounds the condition number by 1 + 1/ε.
         check, precision: as in `matrix_function`.
 
     Returns:
-        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
-        DomainError: λ + ε is not positive, p is not positive, ε is negative, or the largest entry of ``a`` is near the
-            ends of floating point.
+        DomainError: λ + ε is not positive, p is not positive, ε is negative, or the entries of ``a`` are too large or
+            too small for the compute dtype.
 
     Gradient:
-        That of `matrix_power` with the exponent −1/p: two orders, exact at repeated eigenvalues. With ``relative`` it
-        includes that of the largest eigenvalue, for a repeated one that of the computed vector. Eigenvalues that are
-        negative only by rounding, in the dtype of ``a``, count as zero.
+        Same as `matrix_power` with exponent −1/p: first and second order, exact at repeated eigenvalues. With
+        ``relative`` it includes the derivative of the largest eigenvalue; if that is repeated, the computed eigenvector
+        is used. Negative eigenvalues within rounding error of zero, in the dtype of ``a``, count as zero.
 
     Example:
         >>> import torch, matbackprop
@@ -108,6 +108,6 @@ def check_positive(values: Tensor, eps: float, name: str) -> None:
     if bool(bad.any()):
         raise DomainError(
             f"{name} needs positive eigenvalues; {int(bad.sum())} of {bad.numel()} matrices have one down to "
-            f"{float(values.min()):.3g} after damping by eps={eps}. Pass a larger eps, and look for a matrix that is "
-            f"not positive semidefinite."
+            f"{float(values.min()):.3g} after damping by eps={eps}. Pass a larger eps, or check that the input is "
+            f"positive semidefinite."
         )

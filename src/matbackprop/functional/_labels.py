@@ -1,4 +1,4 @@
-"""Labels of rows: checks, the number of regions, images of different sizes in one batch, sums over regions."""
+"""Labels of rows: checks, packed images of different sizes, and sums over regions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LabeledRows(NamedTuple):
     """Features, row weights and labels in one layout, ready for the sums over rows.
 
     Attributes:
-        f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*b, a)``.
+        f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*batch, a)``.
         weight: ``(*batch, m)``, zero for ignored rows.
         region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary if the weight is zero.
         num_labels: the number of columns of E.
@@ -49,8 +49,8 @@ class LabeledImages(NamedTuple):
     """Checked features, labels and weights, with images of different sizes padded.
 
     Attributes:
-        f: features ``(*b, m, d)`` in the dtype of the argument.
-        labels: ``(*b, m)`` or ``(*b, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
+        f: features ``(*batch, m, d)`` in the dtype of the argument.
+        labels: ``(*batch, m)`` or ``(*batch, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
         weight: broadcastable to the labels, or None.
         num_labels: the number of columns of E.
         dtype: of the computation.
@@ -101,7 +101,7 @@ class LabeledImages(NamedTuple):
 
 
 def check_labels(labels: Tensor, rows: Tensor) -> None:
-    """Raise unless ``labels`` are integers ``(*b, m)`` or ``(*b, a, m)`` on the device of ``rows`` ``(*b, m, d)``."""
+    """Raise unless ``labels`` are integers ``(*batch, m)`` or ``(*batch, a, m)`` on the device of ``rows``."""
     if not isinstance(labels, Tensor):
         raise LabelError(f"labels must be an integer torch.Tensor, got {type(labels).__name__}.")
     if labels.dtype.is_floating_point or labels.dtype.is_complex or labels.dtype == torch.bool:
@@ -114,13 +114,13 @@ def check_labels(labels: Tensor, rows: Tensor) -> None:
     if not (plain or several):
         sizes = "(" + "".join(f"{n}, " for n in batch)
         raise LabelError(
-            f"labels must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, to fit "
+            f"labels must have shape {(*batch, m)}, or {sizes}annotators, {m}) for several annotators, for "
             f"features of shape {tuple(rows.shape)}, got {tuple(labels.shape)}."
         )
 
 
 def count_labels(labels: Tensor, num_labels: int | None) -> int:
-    """The number of columns of E: ``num_labels``, or one more than the largest label.
+    """Return the number of columns of E: ``num_labels``, or one more than the largest label.
 
     With ``num_labels=None``, reading the largest label of a CUDA tensor synchronizes once.
     """
@@ -131,8 +131,8 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
     if labels.device.type == "meta" or labels.numel() == 0:
         return 1
     hidden = LabelError(
-        "num_labels is needed while compiling or under vmap, where the largest label cannot be read. Pass "
-        "num_labels=<an upper bound of the number of regions>."
+        "The largest label cannot be read under torch.compile or vmap. Pass num_labels, an upper bound on the number "
+        "of regions."
     )
     if torch.compiler.is_compiling():
         raise hidden
@@ -163,7 +163,7 @@ def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, a
     if not bool(present.all()):
         raise LabelError(
             f"{int((~present).sum())} of {max(present.numel(), 1)} images have no labeled row (all labels −1 or all "
-            f"weights 0), so they have no cut. Remove them, or pass check=False for a value and gradient of 0."
+            f"weights 0), and their cut is undefined. Remove them, or pass check=False for a value and gradient of 0."
         )
 
 
@@ -243,18 +243,18 @@ def _flat(index: Tensor, k: int) -> Tensor:
 
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
-    """Gather rows of x ``(*b, k, d)`` by index ``(*b, m)``: E x, ``(*b, m, d)``."""
+    """Gather rows of x ``(*batch, k, d)`` by index ``(*batch, m)``: E x, ``(*batch, m, d)``."""
     k, d = x.shape[-2:]
     return x.reshape(x.shape[:-1].numel(), d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
 def indicators(index: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """E ``(*b, m, k)``; rows with an index of −1 are zero."""
+    """E ``(*batch, m, k)``; rows with an index of −1 are zero."""
     return (index.unsqueeze(-1) == torch.arange(k, device=index.device)).to(dtype)
 
 
 def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
-    """Sums of the rows of x ``(*b, m, d)`` over regions: ``(*b, k, d)``, that is Eᵀx.
+    """Sums of the rows of x ``(*batch, m, d)`` over regions: ``(*batch, k, d)``, that is Eᵀx.
 
     On a GPU it is a product with E, one deterministic launch, unless E would be large.
     """
@@ -267,7 +267,7 @@ def region_sums(x: Tensor, index: Tensor, k: int) -> Tensor:
 
 
 def tall_product(x: Tensor, y: Tensor) -> Tensor:
-    """xᵀy for tall x ``(*b, m, p)`` and y ``(*b, m, q)``, in pieces on a GPU."""
+    """xᵀy for tall x ``(*batch, m, p)`` and y ``(*batch, m, q)``, in pieces on a GPU."""
     m = x.shape[-2]
     if x.device.type != "cuda" or m < 4 * _PIECE:
         return x.mT @ y

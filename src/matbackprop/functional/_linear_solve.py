@@ -1,4 +1,4 @@
-"""Solutions of linear systems A(θ)x = b, differentiated implicitly at the solution instead of through iterations."""
+"""Linear systems A(θ)x = b with implicit differentiation at the solution."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Solution(NamedTuple):
 
 
 class _Solve(Operation):
-    """A⁻¹b for b ``(*b, n, r)``. The factors are constants: the adjoint in A is given here and solves with them."""
+    """A⁻¹b for b ``(*batch, n, r)``. The factors are constants: the adjoint in A is given here and solves with them."""
 
     forward_twice = "linear_solve"
 
@@ -149,31 +149,30 @@ def linear_solve(
     r"""Solution of :math:`Ax = b`, by LU, or by Cholesky for a symmetric positive definite A.
 
     Args:
-        a: matrices ``(*b, n, n)``, real or complex ("symmetric" then means Hermitian, ᵀ the conjugate transpose).
-        b: right-hand sides ``(n,)`` or ``(*b, n)`` with the same batch as A, or ``(*b, n, r)`` with one that
+        a: matrices ``(*batch, n, n)``, real or complex. For complex matrices, "symmetric" means Hermitian and ᵀ is the
+            conjugate transpose.
+        b: right-hand sides: ``(n,)``, ``(*batch, n)`` with the batch of A, or ``(*batch, n, r)`` with a batch that
             broadcasts.
-        symmetric: A is symmetric positive definite: use a Cholesky factor in both passes and return a symmetric
-            gradient.
+        symmetric: whether A is symmetric positive definite. If True, use a Cholesky factor in both passes and return a
+            symmetric gradient.
         check, precision: as in `matrix_function`.
 
     Returns:
-        x of the shape of ``b`` with the batch broadcast, in the dtype of ``b``.
+        x with the shape of ``b``, after broadcasting the batch, in the dtype of ``b``.
 
     Raises:
-        ShapeError, DtypeError: a or b does not fit.
-        NonFiniteError, SymmetryError: values of a or b.
-        DomainError: A is singular, or with ``symmetric=True`` not positive definite, to the rounding of its entries; or
-            its largest entry is near the limits of floating point.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: ``a`` or ``b`` has an invalid shape, dtype or value.
+        DomainError: A is singular to working precision (not positive definite, if ``symmetric=True``), or its entries
+            are too large or too small for the compute dtype.
 
     Gradient:
-        dx = A⁻¹(db − dA x); λ = A⁻ᵀg, ∂L/∂b = λ, ∂L/∂A = −λxᵀ, its symmetric part for ``symmetric=True``. All orders,
-        forward mode, vmap.
+        dx = A⁻¹(db − dA x). With λ = A⁻ᵀg, ∂L/∂b = λ and ∂L/∂A = −λxᵀ (its symmetric part if ``symmetric=True``).
+        Supports all orders, forward mode and vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import linear_solve
+        >>> import torch, matbackprop
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]])
-        >>> linear_solve(a, torch.tensor([3.0, 4.0]))
+        >>> matbackprop.linear_solve(a, torch.tensor([3.0, 4.0]))
         tensor([1., 1.])
     """
     check_matrix(a, "a", square=True, or_complex=True)
@@ -206,8 +205,8 @@ class _System(NamedTuple):
     """Products with A(θ), and how to iterate.
 
     Attributes:
-        matvec: maps x ``(*b, n)`` and θ to A(θ)x.
-        preconditioner: approximate inverse of the diagonal ``(*b, n)``, or None.
+        matvec: maps x ``(*batch, n)`` and θ to A(θ)x.
+        preconditioner: approximate inverse of the diagonal ``(*batch, n)``, or None.
         tolerance: relative residual to stop at; None to run all steps without reading values.
         steps: largest number of iterations.
     """
@@ -356,46 +355,45 @@ def conjugate_gradient_solve(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A, given by its products.
+    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A given by its matrix-vector product.
 
     Args:
-        matvec: ``matvec(x, *params)`` returns A(θ)x for x ``(*b, n)``. It must be linear in x, symmetric, consist
-            of differentiable torch operations, and take all tensors that receive a gradient through ``params``.
-        b: right-hand sides ``(*b, n)``, real or complex (A is then Hermitian), each solved separately.
+        matvec: function ``matvec(x, *params)`` that returns A(θ)x for x ``(*batch, n)``. It must be linear in x,
+            symmetric, and composed of differentiable torch operations. Tensors that require a gradient must be passed
+            through ``params``.
+        b: right-hand sides ``(*batch, n)``, real, or complex for a Hermitian A. Each is solved separately.
         params: the tensors θ.
-        preconditioner: an approximate inverse of the diagonal of A ``(*b, n)`` (Jacobi), a constant.
-        tolerance: relative residual to stop at. The test synchronizes once per iteration. ``None`` runs
-            exactly ``max_iterations`` steps without synchronization.
-        max_iterations: 10 n by default.
-        precision: dtype of the computation, to which b, the preconditioner and floating-point parameters are cast;
-            float64 by default. Tensors that ``matvec`` captures must have this dtype.
-        check: whether ``b`` is checked for NaN and Inf, as in `matrix_function`.
+        preconditioner: approximate inverse of the diagonal of A ``(*batch, n)`` (Jacobi); treated as a constant.
+        tolerance: relative residual at which to stop. The test synchronizes with the device once per iteration. None
+            runs exactly ``max_iterations`` steps without synchronization.
+        max_iterations: maximum number of iterations; 10 n by default.
+        precision: compute dtype, float64 by default. Casts ``b``, ``preconditioner`` and floating-point ``params``;
+            tensors captured by ``matvec`` must already have this dtype.
+        check: whether to check ``b`` for NaN and Inf, as in `matrix_function`.
 
     Returns:
-        x ``(*b, n)``.
+        x ``(*batch, n)`` in the dtype of ``b``.
 
     Raises:
-        SolverError: no convergence, or A or the preconditioner is not positive definite; with ``tolerance=None`` the
+        SolverError: no convergence, or A or the preconditioner is not positive definite. With ``tolerance=None`` the
             solution is NaN instead.
-        ShapeError, DtypeError, NonFiniteError: b or a product does not fit.
-        DomainError: a tolerance or a number of iterations out of range.
+        ShapeError, DtypeError, NonFiniteError: ``b`` or ``params`` has an invalid shape, dtype or value.
+        DomainError: ``tolerance`` or ``max_iterations`` is out of range.
 
     Gradient:
-        λ = A⁻¹g by conjugate gradients, ∂L/∂b = λ, ∂L/∂θ = −λᵀ(∂A/∂θ)x; memory does not grow with the iterations.
-        Double backward and forward mode (dx = A⁻¹(db − dA x)); vmap with ``tolerance=None``.
+        With λ = A⁻¹g by conjugate gradients, ∂L/∂b = λ and ∂L/∂θ = −λᵀ(∂A/∂θ)x. Memory does not grow with the number of
+        iterations. Supports double backward and forward mode, and vmap if ``tolerance=None``.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import conjugate_gradient_solve
+        >>> import torch, matbackprop
         >>> theta = torch.tensor([2.0, 4.0], dtype=torch.float64, requires_grad=True)
-        >>> x = conjugate_gradient_solve(lambda x, t: t * x, torch.ones(2, dtype=torch.float64), (theta,))
-        >>> x.sum().backward()
+        >>> b = torch.ones(2, dtype=torch.float64)
+        >>> matbackprop.conjugate_gradient_solve(lambda x, t: t * x, b, (theta,)).sum().backward()
         >>> theta.grad
         tensor([-0.2500, -0.0625], dtype=torch.float64)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §2:
-        "our methodology can be expressed in terms of invariants on the converged solution of linear systems".
+        Ionescu et al. (2015), section 2.
     """
     check_floating(b, "b", or_complex=True)
     if b.ndim < 1:
@@ -454,39 +452,38 @@ def gaussian_crf(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Mode of a Gaussian random field, which balances values between their means and their neighbors.
+    r"""Mode of a Gaussian conditional random field.
 
     .. math::
         x = \operatorname*{argmin}_x \sum_i c_i(x_i - y_i)^2 + \tfrac12\sum_{ij}W_{ij}(x_i - x_j)^2,\qquad
         ([c] + D - W)\,x = [c]\,y,\quad D = [W\mathbf 1]
 
     Args:
-        mean: y, the values that a network predicts ``(*b, m)`` or ``(*b, m, r)``.
-        confidence: c > 0 ``(*b, m)``.
-        affinity: W ≥ 0, symmetric, ``(*b, m, m)``: solved by Cholesky. Pass this or ``features``.
-        features: F ≥ 0 ``(*b, m, d)`` with W = FFᵀ, never formed: solved by preconditioned conjugate gradients.
-        tolerance: relative residual of the conjugate gradients.
-        max_iterations: of the conjugate gradients; 10 m by default.
+        mean: unary predictions y ``(*batch, m)`` or ``(*batch, m, r)``.
+        confidence: c > 0 ``(*batch, m)``.
+        affinity: symmetric W ≥ 0 ``(*batch, m, m)``; solved by Cholesky. Pass either this or ``features``.
+        features: F ≥ 0 ``(*batch, m, d)`` with W = FFᵀ; solved by preconditioned conjugate gradients without forming W.
+        tolerance: relative residual of conjugate gradients.
+        max_iterations: maximum number of conjugate gradient iterations; 10 m by default.
         check, precision: as in `matrix_function`.
 
     Returns:
-        x of the shape and dtype of ``mean``.
+        x with the shape and dtype of ``mean``.
 
     Raises:
-        DomainError: not exactly one of ``affinity`` and ``features``, or a confidence that is not positive.
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: arguments that do not fit.
+        DomainError: ``affinity`` and ``features`` are both given or both None, or a confidence is not positive.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: an argument has an invalid shape, dtype or value.
         NumericalError, SolverError: the system is not positive definite, or conjugate gradients did not converge.
 
     Gradient:
-        In y, c, W or F: another system with the same matrix. Double backward and forward mode;
-        vmap and compile with ``affinity``.
+        With respect to y, c, W and F, by solving a second system with the same matrix. Supports double backward and
+        forward mode; with ``affinity`` also vmap and compilation.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import gaussian_crf
+        >>> import torch, matbackprop
         >>> y = torch.tensor([0.0, 0.0, 1.0])
         >>> w = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 3.0, 0.0]])
-        >>> gaussian_crf(y, torch.ones(3), affinity=w)  # the strong link averages the last two
+        >>> matbackprop.gaussian_crf(y, torch.ones(3), affinity=w)  # the strong link averages the last two
         tensor([0.0000, 0.4286, 0.5714])
 
     Reference:

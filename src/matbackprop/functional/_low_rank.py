@@ -1,4 +1,4 @@
-"""The nearest matrix of a given rank."""
+"""Best approximation of a given rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
 
     Args:
         a: matrices ``(*batch, m, n)``, real or complex.
-        rank: k ≥ 0; the result is A if k ≥ min(m, n).
+        rank: k ≥ 0. The result is A if k ≥ min(m, n).
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -33,14 +33,13 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
-        DomainError: a negative rank, or a largest entry near the limits of floating point.
-        TieError: σ_k = σ_{k+1}, so that the approximation is not unique.
+        DomainError: ``rank`` is negative, or the entries are too large or too small for the compute dtype.
+        TieError: σ_k = σ_{k+1}, and the approximation is not unique.
 
     Gradient:
-        That of λ ↦ λ for |λ| > σ_{k+1}, 0 elsewhere, a function of the symmetric matrix [[0, A], [Aᵀ, 0]] with the
-        eigenvalues ±σᵢ: it divides by σᵢ ± σⱼ only for singular values on different sides of the cut. Exact
-        at repeated singular values on one side, and at zero; two orders, vmap, forward mode. A matrix of rank below k
-        equals its approximation but has no gradient: backward raises DomainError.
+        Divides by σᵢ ± σⱼ only for singular values on different sides of the cut. It is exact at repeated and at zero
+        singular values on one side. First and second order, forward mode and vmap. At a matrix of rank less than k the
+        derivative does not exist, and backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop

@@ -27,24 +27,23 @@ def matrix_clamp(
 
     .. math:: U \operatorname{diag}(\max(\lambda, t)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
 
-    With t = 0 it is the nearest positive semidefinite matrix; with t > 0 the rectification (ReEig) of networks on
-    positive definite matrices.
+    t = 0 gives the nearest positive semidefinite matrix. t > 0 gives the rectification (ReEig) of SPD networks.
 
     Args:
         a: symmetric (Hermitian) matrices ``(*batch, n, n)``; the symmetric part is used.
-        least: t, the smallest eigenvalue of the result.
+        least: t, the lower bound of the eigenvalues.
         check, precision: as in `matrix_function`.
 
     Returns:
-        ``(*batch, n, n)``, symmetric, in the dtype of ``a``.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
-        DomainError: ``least`` is not finite, or the largest entry of ``a`` is near the limits of floating point.
+        DomainError: ``least`` is not finite, or the entries of ``a`` are too large or too small for the compute dtype.
 
     Gradient:
-        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues are above t, 0 if neither is, and (λᵢ − t)/(λᵢ − λⱼ) if
-        only λᵢ is. Two orders, exact at repeated eigenvalues; at the kink λ = t the derivative from below.
+        U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues are above t, 0 if neither is, and (λᵢ − t)/(λᵢ − λⱼ) if only λᵢ
+        is. First and second order, exact at repeated eigenvalues. At λ = t it is the derivative from below.
 
     Example:
         >>> import torch, matbackprop

@@ -1,4 +1,4 @@
-"""Functions of symmetric and Hermitian matrices: log, sqrt, inverse sqrt, exp, inverse, powers and user-defined."""
+"""Functions of symmetric and Hermitian matrices: built-in and user-defined."""
 
 from __future__ import annotations
 
@@ -91,41 +91,38 @@ def matrix_function(
 
     .. math:: g(A) = U \operatorname{diag}(g(\lambda)) U^\top, \qquad A = U \operatorname{diag}(\lambda) U^\top
 
-    For complex matrices ᵀ is the conjugate transpose, and "symmetric" means Hermitian.
+    For complex matrices, ᵀ is the conjugate transpose and "symmetric" means Hermitian.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)`` of any floating-point dtype, complex64 or complex128.
-        function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a pair of callables
-            ``(g, derivative)`` or a `matbackprop.functional.SpectralFunction`. The callables are ``g(x, *params)`` and
-            its derivative in x, elementwise for tensors x of any shape.
-        exponent: the exponent of ``"power"``; a tensor is trainable and may hold one value per matrix, shape
-            broadcastable to ``batch``.
-        params: the tensors that a user-defined function takes after x, which receive gradients. They are cast to the
-            dtype of the computation. A function must not capture tensors that require a gradient.
-        check: whether values are checked (finite, symmetric, in the domain of g). None checks on the CPU only, so
-            that a GPU is not synchronized; True checks everywhere; False never. Results that would raise are NaN
-            if they are not checked.
-        precision: dtype of the computation, float64 by default (complex128 for complex matrices); the result has the
-            dtype of ``a``.
+        function: ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"exp"``, ``"inverse"``, ``"power"``, a
+            `matbackprop.functional.SpectralFunction`, or a pair of callables ``(g, derivative)``. The callables are
+            ``g(x, *params)`` and its derivative in x, applied elementwise to tensors x of any shape.
+        exponent: exponent of ``"power"``. A tensor receives a gradient and must broadcast to ``batch``.
+        params: further arguments of a user-defined function. They are cast to the compute dtype and receive gradients.
+            The function must not capture tensors that require a gradient.
+        check: whether to check values (finite, symmetric, in the domain of g): None on the CPU only, which avoids
+            synchronization with a GPU, True on every device, False never. Without checks, invalid results are NaN.
+        precision: compute dtype, float64 by default (complex128 for complex matrices).
 
     Returns:
-        ``(*batch, n, n)``, symmetric.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
-        NonFiniteError, SymmetryError: ``a`` holds NaN or Inf, or is not symmetric.
+        NonFiniteError, SymmetryError: ``a`` contains NaN or Inf, or is not symmetric.
         DomainError: an eigenvalue is outside the domain of g, the result overflows, or the function is unknown.
         ConfigurationError: the function captures tensors that require a gradient.
 
     Gradient:
-        First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. Both are exact at repeated
-        eigenvalues, where they equal the analytic limit g'(λ) and g''(λ)/2; g'' of a user-defined function is the
-        derivative of g' by autograd. Forward mode, vmap and fullgraph compilation are supported; a third order raises
-        OrderError. A second order that involves ``params`` needs torch.autograd instead of torch.func. Complex
-        gradients are torch's, ∂L/∂Re A + i ∂L/∂Im A. An eigenvalue within rounding of zero (see "Rank-deficient
-        matrices" in the stability page) counts as zero: outside the domain of log, inverse and inverse powers, and a
-        point at which the derivative of sqrt is infinite, which raises DomainError if values are checked and is not
-        finite otherwise.
+        First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. At repeated eigenvalues both
+        equal the analytic limits g'(λ) and g''(λ)/2. For user-defined functions g'' is computed by autograd. A third
+        order raises OrderError. Supports forward mode, vmap and fullgraph compilation; second orders that involve
+        ``params`` require torch.autograd instead of torch.func. Complex gradients follow the convention of torch.
+
+        Eigenvalues within rounding error of zero count as zero (see "Rank-deficient matrices" on the stability page).
+        They are outside the domain of log, inverse and inverse powers. The derivative of sqrt at zero is infinite: it
+        raises DomainError if values are checked and is not finite otherwise.
 
     Example:
         >>> import torch, matbackprop
@@ -140,8 +137,7 @@ def matrix_function(
         tensor(3., dtype=torch.float64)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
-        "EIG matrix function"; Daleckii and Krein (1965) for the fused form.
+        Ionescu et al. (2015), Proposition "EIG matrix function"; Daleckii and Krein (1965).
     """
     fn, given = resolve_function(function, exponent, params)
     check_matrix(a, "a", square=True, or_complex=True)
@@ -178,22 +174,22 @@ def matrix_functions(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> tuple[Tensor, ...]:
-    r"""Several functions of symmetric matrices from one eigendecomposition.
+    r"""Apply several functions to symmetric matrices with one eigendecomposition.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
-        functions: functions without parameters as in `matrix_function`, for example ``["sqrt", "inv_sqrt"]``; a number
-            or a tensor stands for the power with that exponent.
+        functions: functions without parameters, as in `matrix_function`, for example ``["sqrt", "inv_sqrt"]``. Numbers
+            and tensors are exponents of powers.
         check, precision: as in `matrix_function`.
 
     Returns:
-        One ``(*batch, n, n)`` for each function.
+        Tuple of symmetric matrices ``(*batch, n, n)``, one for each function.
 
     Raises:
-        The errors of `matrix_function`.
+        Same as `matrix_function`.
 
     Gradient:
-        That of `matrix_function` for each.
+        Same as `matrix_function`.
 
     Example:
         >>> import torch, matbackprop
@@ -260,7 +256,7 @@ def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: t
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
     """Raise if g(λ) overflows the dtype of the computation; an overflow of the dtype of A is infinite."""
     check_result(lam, "An eigenvalue of a", "Scale the matrices.")
-    if g.function.name in ("log", "sqrt"):  # they cannot
+    if g.function.name in ("log", "sqrt"):  # they cannot overflow
         return
     if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
         raise DomainError(
@@ -270,20 +266,20 @@ def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
 
 
 def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
-    r"""Logarithm of symmetric positive-definite matrices, :math:`U \operatorname{diag}(\log\lambda) U^\top`.
+    r"""Logarithm of symmetric positive definite matrices, :math:`U \operatorname{diag}(\log\lambda) U^\top`.
 
     Args:
-        a: symmetric positive-definite matrices ``(*batch, n, n)``.
+        a: symmetric positive definite matrices ``(*batch, n, n)``.
         check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``.
 
     Raises:
-        DomainError: an eigenvalue is not positive; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is not positive. For other errors see `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = log(r)/((r − 1)λⱼ) with r = λᵢ/λⱼ, 1/λᵢ at a tie; two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = log(r)/((r − 1)λⱼ) with r = λᵢ/λⱼ; first and second order, exact at repeated eigenvalues.
 
     Example:
         >>> import torch, matbackprop
@@ -291,27 +287,27 @@ def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
         tensor([0.6931, 0.6931])
 
     Reference:
-        Ionescu et al., Corollary "DeepO2P".
+        Ionescu et al. (2015), Corollary "DeepO2P".
     """
     return matrix_function(a, "log", check=check, precision=precision)
 
 
 def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
-    r"""Square root of symmetric positive-semidefinite matrices, :math:`U \operatorname{diag}(\sqrt\lambda) U^\top`.
+    r"""Square root of symmetric positive semidefinite matrices, :math:`U \operatorname{diag}(\sqrt\lambda) U^\top`.
 
     Args:
-        a: symmetric positive-semidefinite matrices ``(*batch, n, n)``.
+        a: symmetric positive semidefinite matrices ``(*batch, n, n)``.
         check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``, positive semidefinite.
 
     Raises:
-        DomainError: an eigenvalue is negative; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is negative. For other errors see `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = 1/(√λᵢ + √λⱼ); two orders, exact at repeated eigenvalues. At an eigenvalue of zero it is infinite, and
-        backward raises DomainError.
+        Γᵢⱼ = 1/(√λᵢ + √λⱼ); first and second order, exact at repeated eigenvalues. It is infinite at an eigenvalue
+        of zero, and backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -322,20 +318,20 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
 
 
 def matrix_inv_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> Tensor:
-    r"""Inverse square root of symmetric positive-definite matrices, :math:`A^{-1/2}` (whitening).
+    r"""Inverse square root of symmetric positive definite matrices, :math:`A^{-1/2}`.
 
     Args:
-        a: symmetric positive-definite matrices ``(*batch, n, n)``.
+        a: symmetric positive definite matrices ``(*batch, n, n)``.
         check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``.
 
     Raises:
-        DomainError: an eigenvalue is not positive; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is not positive. For other errors see `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = −1/(√λᵢ√λⱼ(√λᵢ + √λⱼ)); two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = −1/(√λᵢ√λⱼ(√λᵢ + √λⱼ)); first and second order, exact at repeated eigenvalues.
 
     Example:
         >>> import torch, matbackprop
@@ -356,7 +352,7 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
         ``(*batch, n, n)``, positive definite.
 
     Gradient:
-        Γᵢⱼ = e^max(λᵢ, λⱼ) (1 − e^−|λᵢ−λⱼ|)/|λᵢ−λⱼ|; two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = e^max(λᵢ, λⱼ) (1 − e^−|λᵢ−λⱼ|)/|λᵢ−λⱼ|; first and second order, exact at repeated eigenvalues.
 
     Example:
         >>> import torch, matbackprop
@@ -377,10 +373,10 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
         ``(*batch, n, n)``.
 
     Raises:
-        DomainError: an eigenvalue is zero; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is zero. For other errors see `matrix_function`.
 
     Gradient:
-        Γᵢⱼ = −1/(λᵢλⱼ); two orders, exact at repeated eigenvalues.
+        Γᵢⱼ = −1/(λᵢλⱼ); first and second order, exact at repeated eigenvalues.
 
     Example:
         >>> import torch, matbackprop
@@ -393,25 +389,25 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
 def matrix_power(
     a: Tensor, p: float | Tensor, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Power of symmetric matrices, :math:`U \operatorname{diag}(\lambda^p) U^\top`, with a number or a tensor p.
+    r"""Power of symmetric matrices, :math:`U \operatorname{diag}(\lambda^p) U^\top`.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``: any for an integer p ≥ 0, nonsingular for a negative
-            integer, positive semidefinite for a real number p > 0, positive definite for p < 0 and for tensors.
-        p: a Python number, or a floating-point tensor broadcastable to ``batch`` that receives a gradient.
+        a: symmetric matrices ``(*batch, n, n)``: arbitrary for an integer p ≥ 0, nonsingular for a negative integer,
+            positive semidefinite for a non-integer p > 0, positive definite for a non-integer p < 0 and for a tensor p.
+        p: a number, or a floating-point tensor that broadcasts to ``batch`` and receives a gradient.
         check, precision: as in `matrix_function`.
 
     Returns:
         ``(*batch, n, n)``.
 
     Raises:
-        DomainError: an eigenvalue is outside the domain of λ^p; the other errors are those of `matrix_function`.
+        DomainError: an eigenvalue is outside the domain of λ^p. For other errors see `matrix_function`.
         ShapeError: ``p`` does not broadcast to ``batch``.
 
     Gradient:
-        In A through Γᵢⱼ = λⱼ^(p−1) expm1(p log1p(x))/x, x = (λᵢ−λⱼ)/λⱼ; in p through U diag(λ^p log λ)Uᵀ; two orders in
-        both and mixed, exact at repeated eigenvalues. At a singular matrix the first derivative exists for p > 1 and
-        the second for p > 2; others raise DomainError.
+        With respect to A by Γᵢⱼ = λⱼ^(p−1) expm1(p log1p(x))/x with x = (λᵢ−λⱼ)/λⱼ, and to p by U diag(λ^p log λ)Uᵀ.
+        First, second and mixed order, exact at repeated eigenvalues. At a singular matrix the first derivative exists
+        for p > 1 and the second for p > 2; others raise DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -421,7 +417,6 @@ def matrix_power(
         tensor(19.7750)
 
     Reference:
-        Ionescu et al., Proposition "EIG matrix function"; a trainable exponent for second-order pooling as in Li et
-        al. (2017).
+        Ionescu et al. (2015), Proposition "EIG matrix function"; Li et al. (2017) for trainable exponents.
     """
     return matrix_function(a, "power", exponent=p, check=check, precision=precision)

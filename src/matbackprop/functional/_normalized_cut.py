@@ -1,7 +1,7 @@
 """Objectives that align the span of the features with a segmentation, in O(md²) and without an m×m matrix.
 
-:func:`normalized_cut_j1` and :func:`normalized_cut_j2` are functions of a Gram matrix C = Fᵀ diag(a) F, region sums S
-and region masses N. Only these sums have m rows to process: backward is one product with F and one gather.
+Both objectives are functions of a Gram matrix C = Fᵀ diag(a) F, region sums S and region masses N. Their backward pass
+over the m rows is one product with F and one gather.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def scaled(w: Tensor, x: Tensor) -> Tensor:
 
 
 class RowSums(NamedTuple):
-    """Gram matrix ``(*b, d, d)``, region sums ``(*b, k, d)`` and region masses ``(*b, k)``."""
+    """Gram matrix ``(*batch, d, d)``, region sums ``(*batch, k, d)`` and region masses ``(*batch, k)``."""
 
     gram: Tensor
     sums: Tensor
@@ -96,7 +96,7 @@ class _RowSums(Operation):
 
 
 def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
-    """Sums over rows, with weights ``(*b, m, 3)`` of each row in the Gram matrix, the region sums and the masses.
+    """Sums over rows, with weights ``(*batch, m, 3)`` of each row in the Gram matrix, the region sums and the masses.
 
     By default all three are the weights of the rows.
     """
@@ -131,7 +131,7 @@ class Inverse(Operation):
 
 
 class Alignment(NamedTuple):
-    """Comparison of the span of features with the span of regions, ``(*b,)`` each.
+    """Comparison of the span of features with the span of regions, ``(*batch,)`` each.
 
     Attributes:
         trace: tr(Π_F Π_E).
@@ -226,55 +226,51 @@ def normalized_cut_j1(
     with r the rank of M and k the number of regions.
 
     Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``. The degrees FΛFᵀ1 must be non-negative, as
-            they are after a ReLU. Rows of degree zero are ignored.
-        labels: region numbers ``(*b, m)``, −1 for ignored rows. ``(*b, a, m)`` holds the labels
-            of ``a`` annotators of the same image: the result is the mean over those with labels.
-        lam: Λ ``(d, d)`` or ``(*b, d, d)``; the identity if None. It need not be symmetric and may be trainable.
-        weight: how often each row counts ``(*b, m)``, for example the area of a superpixel, or ``(*b, a, m)`` for each
-            annotator; the objective is the same as with the row repeated. May be trainable.
-        offsets: n+1 integers, the first row of each image in a packed batch of images of different sizes; a list or a
-            CPU tensor. The result is then ``(n,)``. Memory grows with n times the longest image.
-        num_labels: a bound of the number of regions. By default the largest label is read, which synchronizes a GPU
-            once; required under ``torch.compile`` and ``vmap``. Larger labels are ignored if values are not checked.
-        rank_tol: singular values of D^{−1/2}F, and of D^{−1/2}FΛ, below this fraction of the largest count as zero.
-            By default it follows the dtype of ``f``; or the dtype whose precision the data have (``torch.float32`` for
-            a float32 map that was cast to float64). float64 features resolve about 3e-7, float32 ones 8e-6.
-        precision: dtype of the computation; float64 by default.
-        check: whether values are checked (finite features, labels in range, degrees), as in `matrix_function`. If not,
-            the result of an image with a negative degree is NaN, and that of one without labeled rows is 0 with a zero
-            gradient.
+        f: features ``(*batch, m, d)``, or ``(total, d)`` with ``offsets``. The degrees FΛFᵀ1 must be nonnegative, for
+            example after a ReLU. Rows of degree zero are ignored.
+        labels: region numbers ``(*batch, m)``. Rows with label −1 are ignored. Several annotations of an image have
+            shape ``(*batch, a, m)``; the result is the mean over annotations that have labels.
+        lam: Λ ``(d, d)`` or ``(*batch, d, d)``; the identity if None. It may be asymmetric and trainable.
+        weight: multiplicity of each row ``(*batch, m)``, such as the area of a superpixel, or ``(*batch, a, m)`` for
+            each annotation. A weight of 2 is equivalent to repeating the row. May be trainable.
+        offsets: n + 1 row indices, the start of each image in a packed batch of images of different sizes, as a list or
+            CPU tensor. The result has shape ``(n,)``. Memory grows with n times the size of the largest image.
+        num_labels: upper bound on the number of regions. By default it is the largest label plus one, and reading it
+            synchronizes a GPU once. Required under ``torch.compile`` and ``vmap``. Without checks, larger labels are
+            ignored.
+        rank_tol: singular values of D^{−1/2}F and D^{−1/2}FΛ below this fraction of the largest count as zero. By
+            default it depends on the dtype of ``f``: about 3e-7 for float64 and 8e-6 for float32. Pass a dtype if the
+            data have a lower precision, such as ``torch.float32`` for a float32 map cast to float64.
+        precision: as in `matrix_function`.
+        check: whether to check values (finite features, labels in range, degrees), as in `matrix_function`. Without
+            checks, images with a negative degree are NaN, and images without labels are 0 with a zero gradient.
 
     Returns:
-        The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
+        The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
 
     Raises:
-        LabelError: labels of the wrong shape, dtype, device or range, or an image without any.
-        DtypeError: features, weights or Λ that are not floating point.
-        ShapeError: shapes that do not fit.
-        NonFiniteError: NaN or Inf in the features, the weights or Λ.
-        DomainError: a negative degree or weight, or a tolerance out of range.
+        LabelError: ``labels`` has an invalid shape, dtype, device or range, or an image has no labels.
+        ShapeError, DtypeError, NonFiniteError: ``f``, ``weight`` or ``lam`` has an invalid shape, dtype or value.
+        DomainError: a degree or weight is negative, or ``rank_tol`` is out of range.
 
     Gradient:
-        With A = K⁻¹SᵀB⁺, Y = B⁺SA and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j², j the region of row i,
-        ∂J₁/∂F = 2D⁻¹FY − 2A[labels] − g(Λs)ᵀ − 1(gᵀFΛ), s = Fᵀ1, and ∂J₁/∂Λ = −(Fᵀg)sᵀ if Λ is invertible. All
-        orders, forward mode and vmap, for variations that keep the rank; r and k have no gradient. At a singular Λ the
-        gradient is that of variations that keep the rank of Λ. It is finite at rows of degree zero.
+        With A = K⁻¹SᵀB⁺, Y = B⁺SA, s = Fᵀ1, j the region of row i and gᵢ = FᵢYFᵢᵀ/dᵢ² − S_jᵀB⁺S_j/K_j²,
+        ∂J₁/∂F = 2D⁻¹FY − 2A[labels] − g(Λs)ᵀ − 1(gᵀFΛ), and ∂J₁/∂Λ = −(Fᵀg)sᵀ if Λ is invertible. r and k have no
+        gradient. The gradient is that of variations that preserve the rank of F and Λ, and is finite at rows of degree
+        zero. Supports all orders, forward mode and vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import normalized_cut_j1
+        >>> import torch, matbackprop
         >>> labels = torch.tensor([0, 0, 1, 1, 1])
         >>> perfect = torch.nn.functional.one_hot(labels).double()
-        >>> bool(normalized_cut_j1(perfect, labels).abs() < 1e-12)
+        >>> bool(matbackprop.normalized_cut_j1(perfect, labels).abs() < 1e-12)
         True
         >>> _ = torch.manual_seed(0)
-        >>> float(normalized_cut_j1(torch.rand(5, 2).double(), labels)) > 0.1
+        >>> float(matbackprop.normalized_cut_j1(torch.rand(5, 2).double(), labels)) > 0.1
         True
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
-        eq. J₁ and the proposition on dM, dΩ.
+        Ionescu et al. (2015), section 5, equation J₁ and the proposition on dM and dΩ.
     """
     images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)
@@ -309,38 +305,37 @@ def normalized_cut_j2(
 
         J_2 = \tfrac12(r + k) - \operatorname{tr}(C^+SN^{-1}S^\top),\quad C = F^\top F,\; S = F^\top E,\; N = E^\top E
 
-    with r the rank of F and k the number of regions. It does not depend on Λ in W = FΛFᵀ.
+    with r the rank of F and k the number of regions. It is the same for W = FΛFᵀ with any invertible Λ.
 
     Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign.
-        labels, weight, offsets, num_labels, rank_tol: as in :func:`normalized_cut_j1`, of F itself.
+        f: features ``(*batch, m, d)``, or ``(total, d)`` with ``offsets``, of any sign.
+        labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
+        rank_tol: as in :func:`normalized_cut_j1`, applied to the singular values of F.
         check, precision: as in `matrix_function`.
 
     Returns:
-        The objective of each image ``(*b,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. Below 1/2 the
-        ranks are equal.
+        The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. A value
+        below 1/2 implies r = k.
 
     Raises:
-        The errors of :func:`normalized_cut_j1`, except for degrees and Λ.
+        Same as :func:`normalized_cut_j1`, except for errors about degrees and Λ.
 
     Gradient:
-        With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA). All orders, forward mode and vmap, for variations that keep
-        the rank; r and k have no gradient, and neither has F = 0.
+        With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA) for variations that preserve the rank. r and k have no
+        gradient. The gradient is zero at F = 0. Supports all orders, forward mode and vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import normalized_cut_j2
+        >>> import torch, matbackprop
         >>> _ = torch.manual_seed(0)
         >>> labels = torch.tensor([0, 0, 1, 1, 1, 2, 2, -1])
         >>> f = torch.rand(8, 3, dtype=torch.float64, requires_grad=True)
-        >>> value = normalized_cut_j2(f, labels)
+        >>> value = matbackprop.normalized_cut_j2(f, labels)
         >>> (gradient,) = torch.autograd.grad(value, f)
         >>> bool(value < 3), bool((gradient[-1] == 0).all())  # the last row is ignored
         (True, True)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5,
-        eq. J₂ and the proposition after it.
+        Ionescu et al. (2015), section 5, equation J₂ and the proposition that follows it.
     """
     images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)

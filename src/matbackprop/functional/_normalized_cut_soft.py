@@ -1,4 +1,4 @@
-"""Alignment of a soft projector on the features with a segmentation, smooth in the rank of the features."""
+"""Alignment of a soft projector on the features with a segmentation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from matbackprop.solvers import batched_eigh
 
 
 def _inverse(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """(G + μI)⁻¹ and μ ``(*b, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
+    """(G + μI)⁻¹ and μ ``(*batch, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = (ridge * trace + (trace <= 0))[..., None, None]
     shifted = gram + mu * _eye_like(gram)
@@ -53,7 +53,7 @@ def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
 
 
 def _tall_objective(rows: LabeledRows, ridge: float) -> Tensor:
-    """½tr(Π_λ²) − tr(Π_λ Π_E) + ½ regions ``(*b,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
+    """½tr(Π_λ²) − tr(Π_λ Π_E) + ½ regions ``(*batch,)`` for the soft projector Π_λ = F(C + μI)⁻¹Fᵀ."""
     ridge = ridge / rows.f.shape[-1]
     sums = row_sums(rows)
     value, inverse = _tall_value(sums, ridge)
@@ -130,8 +130,8 @@ def check_ridge(ridge: float) -> None:
     """Raise unless the ridge is finite and above rounding."""
     if not torch.finfo(torch.float64).eps <= ridge < math.inf:
         raise DomainError(
-            f"ridge must be finite and at least 2.3e-16, the rounding of the features, got {ridge}. Use "
-            f"normalized_cut_j2 for the objective without a ridge."
+            f"ridge must be finite and at least 2.3e-16, got {ridge}. Use normalized_cut_j2 for the objective "
+            f"without a ridge."
         )
 
 
@@ -148,40 +148,38 @@ def normalized_cut_soft(
 ) -> Tensor:
     r"""Alignment of a soft projector on the features with a segmentation, :math:`\tfrac12\|\Pi_\lambda - \Pi_\Psi\|^2`.
 
-    With F scaled to unit trace, tr FᵀF = 1, and λ the ridge,
+    With F scaled such that tr FᵀF = 1, and λ the ridge,
 
     .. math::
         \Pi_\lambda = F(F^\top F + \tfrac{\lambda}{d}I)^{-1}F^\top.
 
-    Unlike J₂ it is smooth: the rank term has a gradient, which shrinks directions that do not separate regions. To
-    segment, cluster the rows of F(FᵀF + (λ/d)I)^(−½) without normalizing them.
+    Unlike J₂ it is smooth. Its rank term has a gradient, which shrinks directions that do not separate regions. To
+    segment an image, cluster the rows of F(FᵀF + (λ/d)I)^(−½) without normalizing them.
 
     Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
-        ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
+        f: features ``(*batch, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
         labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
+        ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
         check, precision: as in `matrix_function`.
 
     Returns:
-        The objective of each image ``(*b,)`` in the dtype of ``f``; it does not depend on the scale of the features.
+        The objective of each image ``(*batch,)`` in the dtype of ``f``. It does not depend on the scale of ``f``.
 
     Raises:
-        DomainError: a ridge that is not positive or less than rounding; the other errors are those of
-            :func:`normalized_cut_j1`, except for degrees and Λ.
+        DomainError: ``ridge`` is too small or not finite. For other errors see :func:`normalized_cut_j2`.
 
     Gradient:
-        With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹ and T = SN⁻¹Sᵀ: Z = −P(CPC − T)P,
-        ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. Smooth, all orders; zero at F = 0, where the objective
-        is discontinuous. For fewer rows than features it is computed from FFᵀ, which is accurate for a small ridge;
-        rows without weight count only if weights are trainable.
+        With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹, T = SN⁻¹Sᵀ and Z = −P(CPC − T)P,
+        ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. All orders. The gradient is zero at F = 0, where the
+        objective is discontinuous. If there are fewer rows than features, the computation uses FFᵀ, which is accurate
+        for a small ridge. Rows of zero weight are counted only if weights are trainable.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import normalized_cut_soft
+        >>> import torch, matbackprop
         >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
-        >>> _ = torch.manual_seed(0)
-        >>> f = torch.rand(2, 6, 4, dtype=torch.float64)
-        >>> torch.allclose(normalized_cut_soft(f, labels), normalized_cut_soft(10 * f, labels))
+        >>> f = torch.rand(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        >>> value = matbackprop.normalized_cut_soft(f, labels)
+        >>> torch.allclose(value, matbackprop.normalized_cut_soft(10 * f, labels))
         True
     """
     check_ridge(ridge)

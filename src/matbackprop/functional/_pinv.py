@@ -1,4 +1,4 @@
-"""Pseudo-inverse and least-squares solutions of minimal norm, for a numerical rank."""
+"""Pseudo-inverse and minimum-norm least-squares solutions."""
 
 from __future__ import annotations
 
@@ -122,35 +122,33 @@ def pinv(
     r"""Moore–Penrose pseudo-inverse :math:`A^+ = \sum_{i \le r} \sigma_i^{-1} v_i u_i^\top`.
 
     Args:
-        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
-        rtol: singular values up to this fraction of the largest count as zero; the others define the rank r. By
-            default it follows the dtype of ``a``, as in `projector`; pass a dtype to set the precision of the data.
+        a: matrices ``(*batch, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
+        rtol: singular values up to this fraction of the largest count as zero; the others define the rank r. By default
+            it depends on the dtype of ``a``. Pass a dtype if the data have a lower precision, as in `projector`.
         check, precision: as in `matrix_function`.
 
     Returns:
-        A⁺ ``(*b, n, m)`` in the dtype of ``a``; zero for A = 0.
+        A⁺ ``(*batch, n, m)`` in the dtype of ``a``; zero for A = 0.
 
     Raises:
-        ShapeError, DtypeError: ``a`` is not a batch of floating-point matrices.
-        NonFiniteError: ``a`` holds NaN or Inf.
-        DomainError: a tolerance out of range, or a largest entry near the limits of floating point; the result is NaN
-            if values are not checked.
+        ShapeError, DtypeError, NonFiniteError: ``a`` is not a batch of finite floating-point matrices.
+        DomainError: ``rtol`` is out of range, or the entries are too large or too small for the compute dtype. In the
+            latter case the result is NaN if values are not checked.
 
     Gradient:
         .. math:: dA^+ = -A^+\,dA\,A^+ + A^+(A^+)^\top dA^\top(I - AA^+) + (I - A^+A)\,dA^\top(A^+)^\top A^+
 
-        at the rank of the value. It is exact for variations that keep the rank (A⁺ is discontinuous for others) and
-        divides by no difference of singular values. All orders, forward mode, vmap. Second derivatives have a relative
-        error of up to about εκ³, κ = σ_1/σ_r.
+        Exact for variations that preserve the rank; A⁺ is discontinuous for others. No differences of singular values
+        occur in denominators. Supports all orders, forward mode and vmap. Second derivatives have a relative error of
+        up to about εκ³ with κ = σ_1/σ_r.
 
-        The first derivative is exact also if singular values below the tolerance are more than rounding errors. The
-        second derivative counts them as zero, with a relative error of about σ_{r+1}/σ_r; that of
-        ``pinv(low_rank(a, r))`` is exact.
+        The first derivative is exact even if singular values below the tolerance are not negligible. The second
+        derivative treats them as zero, with a relative error of about σ_{r+1}/σ_r. Use ``pinv(low_rank(a, r))`` for
+        exact second derivatives.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import pinv
-        >>> pinv(torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
+        >>> import torch, matbackprop
+        >>> matbackprop.pinv(torch.tensor([[1.0, 1.0], [1.0, 1.0]]))
         tensor([[0.2500, 0.2500],
                 [0.2500, 0.2500]])
 
@@ -172,32 +170,30 @@ def lstsq(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Least-squares solution of minimal norm, :math:`X = A^+B`.
+    r"""Least-squares solution of minimum norm, :math:`X = A^+B`.
 
     .. math:: X = \operatorname*{argmin}_X \|X\|_F \quad\text{over the minimizers of}\quad \|AX - B\|_F
 
     Args:
-        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex.
-        b: right-hand sides ``(m,)`` or ``(*b, m)`` with the same batch as A, or ``(*b, m, k)`` with one that
+        a: matrices ``(*batch, m, n)`` of any shape and rank, real or complex.
+        b: right-hand sides: ``(m,)``, ``(*batch, m)`` with the batch of A, or ``(*batch, m, k)`` with a batch that
             broadcasts.
-        rtol: decides the rank of A, as in `pinv`.
+        rtol: relative tolerance for the rank of A, as in `pinv`.
         check, precision: as in `matrix_function`.
 
     Returns:
-        X ``(*b, n)`` or ``(*b, n, k)`` in the dtype of ``b``.
+        X ``(*batch, n)`` or ``(*batch, n, k)`` in the dtype of ``b``.
 
     Raises:
-        ShapeError, DtypeError: a or b does not fit.
-        NonFiniteError: a or b holds NaN or Inf.
-        DomainError: a tolerance out of range, or a largest entry near the limits of floating point.
+        ShapeError, DtypeError, NonFiniteError: ``a`` or ``b`` has an invalid shape, dtype or value.
+        DomainError: as in `pinv`.
 
     Gradient:
-        In A and B, as in `pinv`.
+        With respect to A and B, as in `pinv`.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import lstsq
-        >>> lstsq(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([2.0, 4.0]))
+        >>> import torch, matbackprop
+        >>> matbackprop.lstsq(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([2.0, 4.0]))
         tensor([1.5000, 1.5000])
     """
     check_matrix(a, "a", or_complex=True)

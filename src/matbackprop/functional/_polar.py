@@ -1,8 +1,9 @@
 """Polar decomposition A = QP.
 
-The variation of Q is QΩ + (I − QQᵀ) dA P⁻¹, Ω skew with PΩ + ΩP = QᵀdA − dAᵀQ. In the basis of P that is a division
-by σᵢ + σⱼ, i ≠ j. P is the differentiable input, and its eigenvalues and eigenvectors are constants, so derivatives of
-every order are exact. For complex A, ᵀ is the conjugate transpose, and the diagonal of Ω is imaginary instead of zero.
+The variation of Q is QΩ + (I − QQᵀ) dA P⁻¹ with Ω skew and PΩ + ΩP = QᵀdA − dAᵀQ. In the eigenbasis of P, solving for
+Ω divides by σᵢ + σⱼ, i ≠ j. P is the differentiable input; its eigenvalues and eigenvectors are constants. Derivatives
+of every order are therefore exact. For complex A, ᵀ is the conjugate transpose, and the diagonal of Ω is imaginary
+instead of zero.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class _RightSolve(Operation):
 
 
 class _OrthogonalFactor(Operation):
-    """Q of A = QP ``(*b, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
+    """Q of A = QP ``(*batch, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
 
     forward_twice = "polar"
     save = staticmethod(_saved)
@@ -120,7 +121,7 @@ def _variation(saved: _Saved, e: Tensor) -> Tensor:
 
 
 def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
-    """Q of A ``(*b, m, n)``, m ≥ n, a rotation if requested.
+    """Q of A ``(*batch, m, n)``, m ≥ n, a rotation if requested.
 
     If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
     the dtype whose precision the data have. For a rotation Q = W diag(1, …, ±1) Vᵀ, and the last eigenvalue of P is ±σ.
@@ -137,7 +138,7 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
     tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
     bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
     fault = (
-        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use more or other "
+        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use different "
         f"data, or add a multiple of the expected matrix."
     )
     return raise_or_nan(bad, out, check_values, DomainError, fault)
@@ -149,23 +150,23 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     .. math:: A = W \operatorname{diag}(\sigma) V^\top,\qquad Q = WV^\top,\quad P = V \operatorname{diag}(\sigma) V^\top
         = (A^\top A)^{1/2}
 
-    Q is the matrix with orthonormal columns (rows, for a wide A) that is nearest to A.
+    Q is the matrix with orthonormal columns (rows, if A is wide) nearest to A.
 
     Args:
         a: matrices ``(*batch, m, n)`` of full rank, real or complex (ᵀ is then the conjugate transpose).
         check, precision: as in `matrix_function`.
 
     Returns:
-        Q ``(*batch, m, n)`` and P ``(*batch, n, n)``, named fields, in the dtype of ``a``.
+        Named tuple of Q ``(*batch, m, n)`` and P ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
-        DomainError: a matrix is not of full rank, so that Q is not unique; or derivatives are requested and the largest
-            entry of ``a`` is near the limits of floating point.
+        DomainError: a matrix is not of full rank, and Q is not unique. Also raised if ``a`` requires a gradient and its
+            entries are too large or too small for the compute dtype.
 
     Gradient:
-        2QY + (I − QQᵀ) G P⁻¹ with Y skew and PY + YP the skew part of QᵀG: in the basis of P a division by σᵢ + σⱼ.
-        Exact at repeated singular values; all orders, vmap, forward mode.
+        2QY + (I − QQᵀ) G P⁻¹ with Y skew and PY + YP the skew part of QᵀG. In the eigenbasis of P, solving for Y
+        divides by σᵢ + σⱼ; the result is exact at repeated singular values. Supports all orders, forward mode and vmap.
 
     Example:
         >>> import torch, matbackprop

@@ -18,7 +18,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     .. math:: R = \operatorname*{argmin}_{R \in SO(n)} \|A - R\|_F
 
     Args:
-        a: square matrices ``(*batch, n, n)``, for example the orientation predicted by a network.
+        a: square matrices ``(*batch, n, n)``, for example orientations predicted by a network.
         check, precision: as in `matrix_function`.
 
     Returns:
@@ -30,13 +30,12 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
             singular values are equal.
 
     Gradient:
-        That of `polar`, with a negative last singular value if the determinant is: a division by σᵢ + σⱼ, i ≠ j.
-        Exact at repeated singular values and at a matrix of rank n − 1; all orders, vmap, forward mode.
+        Same as `polar`, with a negative last singular value if the determinant is negative. Exact at repeated singular
+        values and at matrices of rank n − 1. Supports all orders, forward mode and vmap.
 
     Example:
         >>> import torch, matbackprop
-        >>> r = matbackprop.project_rotation(torch.diag(torch.tensor([3.0, 2.0, -1.0])))
-        >>> r.diagonal()
+        >>> matbackprop.project_rotation(torch.diag(torch.tensor([3.0, 2.0, -1.0]))).diagonal()
         tensor([1., 1., 1.])
 
     Reference:
@@ -58,25 +57,25 @@ def procrustes(
 ) -> Tensor:
     r"""Rotation that aligns the rows of X with the rows of Y, :math:`R = \operatorname*{argmin} \|XR - Y\|_F`.
 
+    For a rigid motion, subtract the means of the points first.
+
     Args:
         x: points ``(*batch, m, d)``, one per row.
         y: target points of the same shape.
-        weight: weights of the points ``(*batch, m)``, boolean or floating point, ≥ 0; may be trainable.
-        reflection: allow reflections: R is orthogonal, and need not be a rotation. Points may be complex then, and R is
-            unitary.
+        weight: nonnegative weights of the points ``(*batch, m)``, boolean or floating point. May be trainable.
+        reflection: allow any orthogonal R instead of rotations only. Points may then be complex, with a unitary R.
         check, precision: as in `matrix_function`.
 
     Returns:
-        R ``(*batch, d, d)`` in the dtype of ``x``, used as ``x @ R``. Subtract the means first for a rigid motion.
+        R ``(*batch, d, d)`` in the dtype of ``x``; the aligned points are ``x @ R``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``x``, ``y`` or ``weight`` do not fit, or hold NaN or Inf.
-        DomainError: a negative weight, or points that do not determine R: fewer than d − 1 independent ones (d with
-            ``reflection``), or a mirror image that is symmetric.
+        ShapeError, DtypeError, NonFiniteError: ``x``, ``y`` or ``weight`` has an invalid shape, dtype or value.
+        DomainError: a weight is negative, or the points do not determine R: fewer than d − 1 of them are linearly
+            independent (d with ``reflection``), or they are symmetric mirror images.
 
     Gradient:
-        Through XᵀY and the gradient of `project_rotation` (of `polar` with ``reflection``). All orders, vmap, forward
-        mode.
+        Through XᵀY and `project_rotation` (`polar` with ``reflection``). Supports all orders, forward mode and vmap.
 
     Example:
         >>> import torch, matbackprop
@@ -95,7 +94,7 @@ def procrustes(
         raise DtypeError(f"x and y must both be real or both complex, got {x.dtype} and {y.dtype}.")
     if x.shape != y.shape:
         raise ShapeError(
-            f"x and y must have the same shape, a row per point, got {tuple(x.shape)} and {tuple(y.shape)}."
+            f"x and y must have the same shape, one row per point, got {tuple(x.shape)} and {tuple(y.shape)}."
         )
     if weight is not None:
         check_weight(weight, x)

@@ -1,4 +1,4 @@
-"""Orthogonal projectors: on the span of a matrix, and on the leading eigenvectors of a symmetric one."""
+"""Orthogonal projectors on the column space of a matrix and on leading eigenvectors."""
 
 from __future__ import annotations
 
@@ -57,41 +57,39 @@ def projector(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> Tensor:
-    r"""Orthogonal projector on the span of the columns of A, :math:`\Pi_A = AA^+`.
+    r"""Orthogonal projector on the column space of A, :math:`\Pi_A = AA^+`.
 
     Args:
-        a: matrices ``(*b, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
-        symmetric: A is symmetric and stays so: use its eigendecomposition and return a symmetric gradient.
-        rank_tol: singular values below this fraction of the largest count as zero. By default it follows the dtype of
-            ``a``; pass a dtype to set the precision of the data (``torch.float32`` for a float32 map cast to
-            float64).
+        a: matrices ``(*batch, m, n)`` of any shape and rank, real or complex (ᵀ is then the conjugate transpose).
+        symmetric: whether A is symmetric. If True, use its eigendecomposition and return a symmetric gradient.
+        rank_tol: singular values below this fraction of the largest count as zero. By default it depends on the dtype
+            of ``a``. Pass a dtype if the data have a lower precision, such as ``torch.float32`` for a float32 map cast
+            to float64.
         check, precision: as in `matrix_function`.
 
     Returns:
-        Π_A ``(*b, m, m)`` in the dtype of ``a``; zero for A = 0.
+        Π_A ``(*batch, m, m)`` in the dtype of ``a``; zero for A = 0.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`; only with ``symmetric=True`` A
-            has to be square and symmetric.
-        DomainError: a tolerance out of range.
+        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`, for matrices of any shape.
+        SymmetryError: ``symmetric=True`` and A is not symmetric.
+        DomainError: ``rank_tol`` is out of range.
 
     Gradient:
-        dΠ = 2((I − Π) dA A⁺)_sym and ∂L/∂A = 2(I − Π) G_sym (A⁺)ᵀ, with (·)_sym around it for ``symmetric=True``. It
-        holds for variations that keep the rank; Π is discontinuous for others. All orders, forward mode,
+        dΠ = 2((I − Π) dA A⁺)_sym and ∂L/∂A = 2(I − Π) G_sym (A⁺)ᵀ, or its symmetric part if ``symmetric=True``. Exact
+        for variations that preserve the rank; Π is discontinuous for others. Supports all orders, forward mode and
         vmap.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import projector
-        >>> a = torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]])
-        >>> projector(a)
+        >>> import torch, matbackprop
+        >>> matbackprop.projector(torch.tensor([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]))
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.0000, 0.0000, 0.0000],
                 [0.5000, 0.0000, 0.5000]])
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
-        1. Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal. 10 (1973).
+        Ionescu et al. (2015), Lemma 1; Golub and Pereyra, The differentiation of pseudo-inverses, SIAM J. Numer. Anal.
+        10 (1973).
     """
     ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=symmetric)
     tol = rank_tolerance(a.dtype, ready.x.dtype, rank_tol)
@@ -129,32 +127,31 @@ def spectral_projector(
 ) -> Tensor:
     r"""Projector on the leading eigenvectors of a symmetric matrix, :math:`\Pi = U_1U_1^\top`.
 
-    U₁ holds the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``. Pass one of the two.
+    The columns of U₁ are the eigenvectors of the ``rank`` largest eigenvalues, or of those above ``threshold``.
 
     Args:
-        a: symmetric (Hermitian) matrices ``(*b, n, n)``.
-        rank: number of eigenvectors, 0 … n.
+        a: symmetric (Hermitian) matrices ``(*batch, n, n)``.
+        rank: number of eigenvectors, 0 … n. Pass either this or ``threshold``.
         threshold: keep eigenvalues larger than this.
         check, precision: as in `matrix_function`.
 
     Returns:
-        Π ``(*b, n, n)`` in the dtype of ``a``.
+        Π ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
-        DomainError: not exactly one of ``rank`` and ``threshold``, a rank out of range, or entries near the ends of
-            floating point.
-        TieError: equal eigenvalues on both sides of the cut.
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as for :func:`projector`.
+        DomainError: ``rank`` and ``threshold`` are both given or both None, ``rank`` is out of range, or the entries
+            are too large or too small for the compute dtype.
+        TieError: eigenvalues on both sides of the cut are equal.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
 
     Gradient:
-        That of the step function at the cut: U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| across it and 0 inside each
-        block, so it is exact at ties on one side. First and second order, forward mode, vmap. Lemma 1 of
-        the paper is not the derivative of a truncated projector (it lacks the eigenvalues below the cut).
+        U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| for eigenvalues on different sides of the cut and 0 otherwise. Exact
+        at ties on one side. First and second order, forward mode and vmap. Lemma 1 of the paper does not apply to a
+        truncated projector, because it omits the eigenvalues below the cut.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import spectral_projector
-        >>> spectral_projector(torch.diag(torch.tensor([3.0, 1.0, 2.0])), rank=2).diagonal()
+        >>> import torch, matbackprop
+        >>> matbackprop.spectral_projector(torch.diag(torch.tensor([3.0, 1.0, 2.0])), rank=2).diagonal()
         tensor([1., 0., 1.])
     """
     check_cut(rank, threshold)

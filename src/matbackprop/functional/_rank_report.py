@@ -1,4 +1,4 @@
-"""Rank of the affinity and alignment of its span with the segmentation, for monitoring as in the paper."""
+"""Rank of the affinity and alignment of its span with a segmentation, for monitoring."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _ROUNDING = 1e-9  # J₂ is exactly 1/2 if one rank is missing
 
 @dataclass(frozen=True)
 class RankReport:
-    """The result of :func:`rank_report`; every field has one entry per image, ``(*b,)`` or ``(*b, a)`` with annotators.
+    """The result of :func:`rank_report`. Tensors have shape ``(*batch,)``, or ``(*batch, a)`` with annotators.
 
     Attributes:
         rank: numerical rank of W = FFᵀ.
         regions: number k of regions that occur.
-        alignment: 1 − ‖Q_FᵀQ_Ψ‖²/k in [0, 1]; 0 if the span of the features contains every region.
+        alignment: 1 − ‖Q_FᵀQ_Ψ‖²/k in [0, 1]; 0 if the span of the features contains all region indicators.
         j2: J₂ = ½‖Π_W − Π_Ψ‖² ≥ ½|rank − regions|.
-        certified: J₂ < 1/2, which proves that rank and regions are equal.
-        singular_values: of F, descending ``(…, d)``.
-        tolerance: relative size below which a singular value counted as zero.
+        certified: whether J₂ < 1/2, which implies that ``rank`` and ``regions`` are equal.
+        singular_values: singular values of F, descending, ``(…, d)``.
+        tolerance: relative tolerance below which singular values counted as zero.
     """
 
     rank: Tensor
@@ -39,7 +39,7 @@ class RankReport:
     tolerance: float
 
     def summary(self) -> dict[str, float]:
-        """Means over the images, ready for a logger."""
+        """Return the means over all images, for a logger."""
         names = ("rank", "regions", "alignment", "j2", "certified")
         return {name: float(getattr(self, name).double().mean()) for name in names}
 
@@ -58,31 +58,30 @@ def rank_report(
 ) -> RankReport:
     """Rank of the affinity and its alignment with a segmentation, for monitoring.
 
-    ‖Q_FᵀQ_Ψ‖² = tr(Π_WΠ_Ψ) = tr(C⁺SN⁻¹Sᵀ), so the report costs as much as J₂.
+    The cost is that of J₂, because ‖Q_FᵀQ_Ψ‖² = tr(Π_WΠ_Ψ) = tr(C⁺SN⁻¹Sᵀ).
 
     Args:
-        f: features ``(*b, m, d)``, or ``(total, d)`` with ``offsets``.
-        labels: region numbers ``(*b, m)``, −1 ignored, or ``(*b, a, m)`` for a annotators, reported one by one.
-        weight, offsets, num_labels, rank_tol: as in :func:`~matbackprop.normalized_cut_j1`, of F itself.
+        f: features ``(*batch, m, d)``, or ``(total, d)`` with ``offsets``.
+        labels: region numbers ``(*batch, m)``, or ``(*batch, a, m)`` for several annotators, which are reported
+            separately. Rows with label −1 are ignored.
+        weight, offsets, num_labels, rank_tol: as in :func:`~matbackprop.normalized_cut_j2`.
         check, precision: as in `matrix_function`.
 
     Returns:
         A :class:`RankReport` without gradients.
 
     Raises:
-        LabelError, DtypeError, ShapeError, NonFiniteError, DomainError: as for :func:`~matbackprop.normalized_cut_j2`.
+        LabelError, DtypeError, ShapeError, NonFiniteError, DomainError: as in :func:`~matbackprop.normalized_cut_j2`.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import rank_report
+        >>> import torch, matbackprop
         >>> labels = torch.tensor([0, 0, 1, 1, 2])
-        >>> report = rank_report(torch.nn.functional.one_hot(labels).float(), labels)
+        >>> report = matbackprop.rank_report(torch.nn.functional.one_hot(labels).float(), labels)
         >>> int(report.rank), int(report.regions), bool(report.certified)
         (3, 3, True)
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, Lemma
-        2, its corollary, and §6.2.
+        Ionescu et al. (2015), Lemma 2, its corollary, and section 6.2.
     """
     images = labeled_images(f, labels, weight, offsets, num_labels, precision, check)
     tol = gram_tolerance(f.dtype, images.dtype, f.shape[-1], rank_tol)

@@ -1,4 +1,4 @@
-"""Eigenpairs of the moments Xᵀ diag(w) X of rows, to the accuracy of X."""
+"""Accurate eigendecomposition of second moments Xᵀ diag(w) X."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def row_eigh(
     diagonal with the squared singular values, and the rows are left singular vectors times singular values, all
     accurate.
 
-    ``lost`` maps eigenvalues ``(*b, d)`` to whether the product is too inaccurate ``(*b,)``. The weights w ≥ 0
-    ``(*b, m)`` may be trainable, also if they are zero.
+    ``lost`` maps eigenvalues ``(*batch, d)`` to whether the product is too inaccurate ``(*batch,)``. The weights w ≥ 0
+    ``(*batch, m)`` may be trainable, also if they are zero.
     """
     m, d = x.shape[-2:]
     decompose = partial(eigh, ties=ties, check=check, precision=real_dtype(x.dtype))

@@ -1,6 +1,6 @@
-"""Second-order pooling C = g(Fᵀ diag(w) F + εI): without a null-space basis, singular vectors or gaps.
+"""Second-order pooling C = g(Fᵀ diag(w) F + εI).
 
-For complex F, ᵀ is the conjugate transpose here. A = FᵀF + εI is factored on the smaller side of F.
+For complex F, ᵀ is the conjugate transpose. A = FᵀF + εI is factored on the smaller side of F.
 
 For m < d the thin form uses FFᵀ = U diag(s) Uᵀ: with Y = UᵀF and λ = s + ε,
 
@@ -365,36 +365,33 @@ def second_order_pool(
     .. math:: C = g(F^\top \operatorname{diag}(w) F + \varepsilon I)
 
     Args:
-        f: features ``(*batch, m, d)``, one row per location; real, or complex with Fᴴ for Fᵀ.
-        eps: ε > 0, a number or a tensor broadcastable to the batch (and regions) that receives a gradient.
-        function: g, as in `matrix_function`.
-        exponent: the exponent of ``function="power"``; a tensor is trainable.
-        params: parameters of a user-defined function, as in `matrix_function`.
-        weight: mask or soft weights ≥ 0, boolean or floating point, used as given: ``(*batch, m)``, or ``(*batch, r,
-            m)`` for r regions that share one feature map.
-        center: subtract the (weighted) mean row first, so that C is a function of the covariance; no m×m matrix
-            is formed.
-        method: ``"fused"`` for the thin dual (m < d) or primal form with divided differences. ``"svd"`` and ``"eig"``
-            are the paper's DeepO2P-SVD and DeepO2P-EIG, for comparison: they drop tied pairs and their part of the
-            gradient.
+        f: features ``(*batch, m, d)``, one row per location, real or complex (ᵀ is then the conjugate transpose).
+        eps: ε > 0, a number, or a tensor that broadcasts to the batch (and regions) and receives a gradient.
+        function, exponent, params: g, as in `matrix_function`.
+        weight: nonnegative weights, boolean or floating point, ``(*batch, m)``, or ``(*batch, r, m)`` for r regions
+            that share one feature map. They are not normalized.
+        center: subtract the (weighted) mean row first, which replaces second moments by the covariance.
+        method: ``"fused"`` uses divided differences. ``"svd"`` and ``"eig"`` are DeepO2P-SVD and DeepO2P-EIG of the
+            paper, for comparison; they drop tied pairs from the gradient.
         check, precision: as in `matrix_function`.
 
     Returns:
-        ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions; symmetric, Hermitian for complex features.
+        Symmetric (Hermitian) matrices ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions.
 
     Raises:
-        ShapeError, DtypeError: ``f`` or ``weight`` has the wrong shape, dtype or device.
-        NonFiniteError: ``f`` or ``weight`` holds NaN or Inf.
-        DomainError: ε is negative or not finite, a weight is negative, or an eigenvalue is outside the domain of g (ε =
-            0 with log), or products of f overflow.
+        ShapeError, DtypeError, NonFiniteError: ``f`` or ``weight`` has an invalid shape, dtype, device or value.
+        DomainError: ε is negative or not finite, a weight is negative, an eigenvalue is outside the domain of g (for
+            example ε = 0 with log), or products of the features overflow.
 
     Gradient:
-        For F, weight, ε, the exponent and ``params``, two orders. The first order in F is 2 diag(w) F L(G) with L the
-        derivative of g; it is exact for repeated eigenvalues, dead channels, duplicate rows and weights of zero, and
-        zero at F = 0. Singular values σ ≤ max(m, d) u σ_max count as zero. The second order
-        uses second divided differences, also exact at ties; for m < d, or a smaller rank, its terms cancel by up to
-        λ_max/ε, and on the CPU it raises DomainError if no digit would be left. Forward mode, vmap and fullgraph
-        compilation are supported.
+        First and second order with respect to F, weights, ε, the exponent and ``params``. The first order in F is
+        2 diag(w) F L(G) with L the derivative of g. It is exact for repeated eigenvalues, dead channels, duplicate rows
+        and zero weights, and zero at F = 0. Singular values σ ≤ max(m, d) u σ_max count as zero, with u the unit
+        roundoff.
+
+        Second derivatives are also exact at ties. If F has rank less than d, their terms cancel by a factor of up to
+        λ_max/ε; on the CPU, DomainError is raised if no digit remains. Supports forward mode, vmap and fullgraph
+        compilation.
 
     Example:
         >>> import torch, matbackprop
@@ -407,8 +404,7 @@ def second_order_pool(
         True
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", section 4
-        and Corollary "DeepO2P".
+        Ionescu et al. (2015), section 4 and Corollary "DeepO2P".
     """
     check_matrix(f, "f", or_complex=True)
     check_option(method, get_args(Method), "method")

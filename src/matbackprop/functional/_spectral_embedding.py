@@ -26,47 +26,47 @@ def spectral_embedding(
     precision: torch.dtype | None = None,
     check: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""The k leading eigenpairs of the normalized affinity of W = FFᵀ, in O(md²).
+    r"""Leading eigenpairs of the normalized affinity of W = FFᵀ, in O(md²).
 
     .. math::
         M = D^{-1/2}FF^\top D^{-1/2},\quad B = F^\top D^{-1}F = V\beta V^\top,\quad U = D^{-1/2}FV\beta^{-1/2}
 
-    so that MU = Uβ with orthonormal columns. The first eigenvalue is 1, with the eigenvector D^{1/2}1.
+    U has orthonormal columns and MU = Uβ. The first eigenvalue is 1, with the eigenvector D^{1/2}1.
 
     Args:
-        f: features ``(*b, m, d)`` with non-negative degrees FFᵀ1. A row of degree zero becomes a row of zeros.
-        k: number of eigenpairs, at most min(m, d), the largest rank of M.
-        weight: weight of each row ``(*b, m)``, 0 to ignore it. The eigenvectors are those of the problem with
-            repeated rows, one row of U for all repetitions: Uᵀ diag(weight) U = I.
-        rank_tol: relative rank tolerance of F, or the dtype of its precision. Eigenvalues below it are
-            returned as zero, with zero eigenvectors.
-        ties: treatment of equal eigenvalues in the gradient of eigenvectors, see :func:`~matbackprop.eigh`.
+        f: features ``(*batch, m, d)`` with nonnegative degrees FFᵀ1. Rows of degree zero are zero in U.
+        k: number of eigenpairs, at most min(m, d).
+        weight: multiplicity of each row ``(*batch, m)``; 0 ignores the row. The eigenvectors are those of the problem
+            with repeated rows, with one row of U for all repetitions: Uᵀ diag(weight) U = I.
+        rank_tol: relative rank tolerance of F, or the dtype of its precision, as in `projector`. Eigenvalues below it,
+            and their eigenvectors, are returned as zero.
+        ties: treatment of equal eigenvalues in the gradient of eigenvectors, as in :func:`~matbackprop.eigh`.
         check, precision: as in `matrix_function`.
 
     Returns:
-        Eigenvalues ``(*b, k)`` descending, eigenvectors ``(*b, m, k)`` in columns, degrees ``(*b, m)``, in the dtype of
-        ``f``. The sign of an eigenvector makes the largest entry of its d coefficients positive.
+        Descending eigenvalues ``(*batch, k)``, eigenvectors ``(*batch, m, k)`` in columns and degrees ``(*batch, m)``,
+        in the dtype of ``f``. Signs are chosen such that the largest entry of each column of V is positive.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: f or weight does not fit.
-        DomainError: k out of range, a negative degree or weight, or features near the limits of floating point.
+        ShapeError, DtypeError, NonFiniteError: ``f`` or ``weight`` has an invalid shape, dtype or value.
+        DomainError: ``k`` is out of range, a degree or weight is negative, or the features are too large or too small
+            for the compute dtype.
         TieError: see ``ties``.
 
     Gradient:
-        Of eigenvalues and degrees always; of eigenvectors by the EIG proposition, if they are determined: at
-        ties see `eigh`. For a loss of the span of all d vectors use `projector` of D^(−½)F, which is exact at ties.
+        With respect to F and weights. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors,
+        use `projector` of D^(−½)F, which is exact at ties.
 
     Example:
-        >>> import torch
-        >>> from matbackprop import spectral_embedding
+        >>> import torch, matbackprop
         >>> f = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])  # two separate groups
-        >>> values, vectors, degrees = spectral_embedding(f, 2)
+        >>> values, vectors, degrees = matbackprop.spectral_embedding(f, 2)
         >>> values, degrees
         (tensor([1., 1.]), tensor([3., 6., 1.]))
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, Training Deep Networks with Structured Layers by Matrix Backpropagation, §5;
-        Bach and Jordan, Learning spectral clustering, with application to speech separation, JMLR 7 (2006).
+        Ionescu et al. (2015), section 5; Bach and Jordan, Learning spectral clustering, with application to speech
+        separation, JMLR 7 (2006).
     """
     check_matrix(f, "f")
     m, d = f.shape[-2:]
@@ -102,6 +102,6 @@ def spectral_embedding(
         embedding = rows * (positive_phase(vectors) * down.unsqueeze(-2))
         degree = degree.to(f.dtype)
         if check_values:
-            check_result(degree, "a degree", "Scale the features.")
+            check_result(degree, "A degree", "Scale the features.")
         values, embedding = nan_where(bad, values * kept), nan_where(bad, embedding)
         return values.to(f.dtype), embedding.to(f.dtype), degree

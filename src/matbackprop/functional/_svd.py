@@ -1,11 +1,11 @@
-"""The SVD layer, thin and full, for wide and tall matrices, with the adjoints of all three factors.
+"""Singular value decomposition, thin or full, of wide and tall matrices.
 
 With dP = UᵀdXV split into its symmetric and antisymmetric parts, the rotations of the singular vectors are
 
     UᵀdU = dP_sym/(σⱼ − σᵢ) + dP_skew/(σⱼ + σᵢ),    VᵀdV = dP_sym/(σⱼ − σᵢ) − dP_skew/(σⱼ + σᵢ),
 
-which is the paper's K∘(·) with σⱼ² − σᵢ² factored: only equal singular values divide by zero, two small ones
-do not. For complex X, ᵀ is the conjugate transpose here; uᵢ and vᵢ have one free phase in common.
+which is the paper's K∘(·) with σⱼ² − σᵢ² factored. Small singular values do not cause cancellation; only equal ones
+divide by zero. For complex X, ᵀ is the conjugate transpose, and uᵢ and vᵢ share one free phase.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from matbackprop.solvers import batched_svd
 
 
 class SingularTriples(NamedTuple):
-    """The result of :func:`svd`, with the names that torch.linalg.svd gives its fields."""
+    """The result of :func:`svd`, with the field names of torch.linalg.svd."""
 
     U: Tensor
     S: Tensor
@@ -62,7 +62,7 @@ def _sums_of(s: Tensor) -> Tensor:
 
 
 def _zero_pairs(s: Tensor, policy: TiePolicy) -> Tensor:
-    """Which singular values i ≠ j are both zero, so that left and right vectors rotate independently."""
+    """Return which singular values i ≠ j are both zero; their left and right vectors rotate independently."""
     return tied_pairs(s, policy) & policy.tied(_sums_of(s), largest_entry(s.unsqueeze(-1)))
 
 
@@ -88,7 +88,7 @@ class _SVD(Operation):
     @staticmethod
     def forward(x: Tensor, full: bool, fine: bool, policy: TiePolicy) -> tuple[Tensor, Tensor, Tensor]:
         out = batched_svd(x, full_matrices=full, fine=fine)
-        if forward_mode_active():  # which does not accept views as outputs
+        if forward_mode_active():  # it does not accept views as outputs
             u, s, vh = (t.clone(memory_format=torch.contiguous_format) for t in out)
             return u, s, vh
         return out
@@ -272,31 +272,26 @@ def svd(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> SingularTriples:
-    r"""Singular value decomposition with the adjoints of the paper's SVD proposition, corrected and for any shape.
+    r"""Singular value decomposition.
 
     .. math:: A = U \operatorname{diag}(\sigma) V^\top
 
-    On the CPU LAPACK decomposes float64 matrices. Thin factors of others, and all thin factors on CUDA, come from the
-    Gram matrix in float64, and from A for small singular values. For any spectrum the factors, their orthogonality and
-    UΣVᵀ = A are accurate to the rounding of the dtype of ``a``. With ``precision=torch.float32`` they are as accurate
-    as those of torch.linalg.svd in float32.
+    The factors, their orthogonality and UΣVᵀ = A are accurate to the rounding of the dtype of ``a`` for any spectrum.
+    With ``precision=torch.float32`` the accuracy is that of torch.linalg.svd in float32.
 
     Args:
         a: matrices ``(*batch, m, n)``, wide or tall, real or complex (ᵀ is then the conjugate transpose).
-        full_matrices: whether U and V are square; by default they are thin, unlike those of torch.linalg.svd. The
-            extra vectors follow the paper's gauge choice U₂ᵀdU₂ = 0.
-        ties: treatment of coincident or zero singular values in the gradients of U and V. ``"raise"``: raise if a
-            gradient reaches a vector or value of such a pair and any vector is used at all, else leave the pair out.
-            ``"drop"``: leave them out, with a GaugeWarning if the loss depends on the choice of vectors.
-            ``"broaden"``: use x/(x² + η²) for 1/x, smooth and biased. See `eigh` for why.
-        tie_tol: fraction of the largest σ below which a gap is zero; by default the resolution of the dtype of ``a``.
+        full_matrices: whether U and V are square. Unlike in torch.linalg.svd, the default is False. The extra vectors
+            follow the paper's gauge U₂ᵀdU₂ = 0.
+        ties: treatment of repeated or zero singular values in the gradients of U and V: ``"raise"``, ``"drop"`` or
+            ``"broaden"``, as in `eigh`.
+        tie_tol: fraction of the largest σ below which a gap counts as zero. By default it depends on the dtype.
         broadening: η as a fraction of the largest σ, for ``"broaden"``.
-        check: whether values are checked, as in `eigh`.
-        precision: dtype of the computation, float64 (complex128) by default; results have the dtype of ``a``.
+        check, precision: as in `eigh`.
 
     Returns:
-        U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)`` with k = min(m, n); with
-        ``full_matrices`` U is ``(*batch, m, m)`` and Vᵀ ``(*batch, n, n)``.
+        Named tuple of U ``(*batch, m, k)``, descending σ ``(*batch, k)`` and Vᵀ ``(*batch, k, n)`` with k = min(m, n),
+        in the dtype of ``a``. With ``full_matrices``, U is ``(*batch, m, m)`` and Vᵀ is ``(*batch, n, n)``.
 
     Raises:
         ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
@@ -304,9 +299,9 @@ def svd(
         TieError: see ``ties``.
 
     Gradient:
-        The paper's dσ, dU, dV with σᵢ² − σⱼ² factored (module text), and their adjoint for all three outputs. Never
-        inf or NaN at ties. Second order by differentiating these, correct if no pair is tied. A loss that depends on
-        the choice of U₂ (its U₂ᵀG_U₂ is not symmetric) counts as gauge-dependent.
+        The paper's dσ, dU and dV with σᵢ² − σⱼ² factored as (σᵢ − σⱼ)(σᵢ + σⱼ), and their adjoint for all three
+        outputs. Higher orders are correct if no pair is tied. A loss that depends on the choice of U₂ (U₂ᵀG_U₂ is not
+        symmetric) counts as gauge-dependent.
 
     Example:
         >>> import torch, matbackprop
@@ -318,8 +313,7 @@ def svd(
                 [0., 1., 0.]])
 
     Reference:
-        Ionescu, Vantzos, Sminchisescu, "Matrix Backpropagation for Deep Networks with Structured Layers", Proposition
-        "SVD Variations".
+        Ionescu et al. (2015), Proposition "SVD Variations", with corrections.
     """
     check_matrix(a, "a", or_complex=True)
     dtype = compute_dtype(precision, a.dtype)

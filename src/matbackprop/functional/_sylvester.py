@@ -75,20 +75,19 @@ def sylvester(
     Args:
         a: symmetric matrices ``(*batch, m, m)``.
         b: symmetric matrices ``(*batch, n, n)``.
-        c: right-hand sides ``(*batch, m, n)``, any matrices. Batches broadcast.
+        c: right-hand sides ``(*batch, m, n)``. Batches broadcast.
         check, precision: as in `matrix_function`.
 
     Returns:
-        X ``(*batch, m, n)`` in the dtype of ``c``, complex if a coefficient is.
+        X ``(*batch, m, n)`` in the dtype of ``c``, complex if any argument is.
 
     Raises:
-        ShapeError, DtypeError: shapes or dtypes do not fit.
-        NonFiniteError, SymmetryError: a tensor holds NaN or Inf, or a coefficient is not symmetric.
-        DomainError: a sum λᵢ + μⱼ is zero: at most 4 max(m, n) ε times the largest \|λ\| + \|μ\|. NaN if values are not
-            checked.
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: an argument has an invalid shape, dtype or value.
+        DomainError: a sum λᵢ + μⱼ is zero, that is, at most 4 max(m, n) ε times the largest \|λ\| + \|μ\|. Without
+            checks the result is NaN.
 
     Gradient:
-        With AY + YB = G: Y in C, the symmetric parts of −YXᵀ in A and −XᵀY in B. All orders, exact at repeated
+        With AY + YB = G: ∂L/∂C = Y, ∂L/∂A = −(YXᵀ)_sym and ∂L/∂B = −(XᵀY)_sym. All orders, exact at repeated
         eigenvalues.
 
     Example:
@@ -133,7 +132,7 @@ def lyapunov(a: Tensor, c: Tensor, *, check: bool | None = None, precision: torc
     r"""Solution of the Lyapunov equation :math:`AX + XA = C` with a symmetric (Hermitian) A.
 
     Args:
-        a: symmetric matrices ``(*batch, n, n)``, positive definite or without eigenvalues of sum zero.
+        a: symmetric matrices ``(*batch, n, n)``, positive definite or with λᵢ + λⱼ ≠ 0 for all eigenvalues.
         c: right-hand sides ``(*batch, n, n)``. X is symmetric if C is.
         check, precision: as in `matrix_function`.
 
@@ -141,10 +140,10 @@ def lyapunov(a: Tensor, c: Tensor, *, check: bool | None = None, precision: torc
         X ``(*batch, n, n)`` in the dtype of ``c``, complex if A is.
 
     Raises:
-        The errors of `sylvester`.
+        Same as `sylvester`.
 
     Gradient:
-        That of `sylvester` with A = B.
+        Same as `sylvester` with B = A.
 
     Example:
         >>> import torch, matbackprop

@@ -1,10 +1,10 @@
-"""Policies of the decomposition layers for vectors that are not determined.
+"""Treatment of repeated eigenvalues and singular values in the gradients of their vectors.
 
-The vectors of a repeated eigenvalue or singular value are determined up to a rotation, the gauge. A loss that depends
-on the gauge has no gradient there. The gradient of any other loss is not determined by those of values and vectors:
-with c = f(λ₁) = f(λ₂) the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have the same ones if the uᵢᵀGuᵢ vanish, and gradients
-that differ by f'(λ) u₁ᵀGu₂. So a tied pair raises as soon as a gradient reaches one of its vectors or values, unless
-another policy is selected. If values cannot be checked, the gradient is NaN instead.
+The vectors of a repeated value are unique up to a rotation, the gauge. A loss that depends on the gauge has no gradient
+there. The gradient of any other loss is not determined by the gradients of values and vectors. For example, with
+c = f(λ₁) = f(λ₂), the losses Σ c uᵢᵀGuᵢ and Σ f(λᵢ) uᵢᵀGuᵢ have equal gradients of values and vectors if all uᵢᵀGuᵢ
+vanish, but their gradients of A differ by f'(λ) u₁ᵀGu₂. Therefore the default policy raises an error if a gradient
+reaches a vector or value of a tied pair. If values cannot be checked, the gradient is NaN instead.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class TiePolicy:
-    """How a decomposition layer treats tied pairs."""
+    """Treatment of tied pairs by a decomposition layer."""
 
     name: str  # the operator, for messages
     ties: Ties
@@ -132,7 +132,7 @@ class TiePolicy:
             raise TieError(
                 f"The loss of {self.name} uses vectors of {where}. Its gradient is not determined there. Use "
                 f"matrix_function, projector or spectral_projector, which are exact at ties, or pass "
-                f'ties="drop" to leave such pairs out or ties="broaden" for a smooth approximation.'
+                f'ties="drop" to omit such pairs or ties="broaden" for a smooth approximation.'
             )
         warnings.warn(
             f"The loss of {self.name} depends on the choice of vectors inside {where}. The policy "

@@ -1,9 +1,9 @@
 """Leading eigenpairs and eigenspaces of symmetric matrices and operators, differentiated implicitly.
 
-With AV = VΛ, VᵀV = I the variation of V is VΩ inside the span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ), and outside it, column by
-column, the solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. That matrix is positive definite on the complement of V, so
-conjugate gradients need only products. For the subspace alone, AV = VH with any basis, the equation is
-ZH − AZ = (I − VVᵀ)dA V, without gaps inside, and the variation of V inside its span is zero.
+With AV = VΛ and VᵀV = I, the variation of V is VΩ inside its span, Ωᵢⱼ = (VᵀdAV)ᵢⱼ/(λⱼ − λᵢ). Outside, column j is the
+solution of (λⱼ − A)zⱼ = (I − VVᵀ)dA vⱼ. This matrix is positive definite on the complement of V, so conjugate gradients
+apply and need only products with A. For the subspace alone, AV = VH with any basis, the equation is
+ZH − AZ = (I − VVᵀ)dA V. It has no gaps between the k eigenvalues, and the variation of V inside its span is zero.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _symmetric_operator(
         check_matrix(a, "a", square=True, or_complex=True)
         if a.ndim > 2:
             raise ShapeError(
-                f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Call it for each matrix of a batch."
+                f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Loop over the matrices of a batch."
             )
         x, check_values, bad, _ = prepare(a, "a", check, precision, sizes=None, symmetric=True)
         matvec, params, like, n = _dense_product, (x,), a, a.shape[-1]
@@ -301,7 +301,7 @@ class _NoGaps(NamedTuple):
             within, size = v.detach().mH @ g_v.detach(), largest_entry(g_v.detach())
             if bool(((within - within.mH).abs() > half_of_the_digits(torch.float32) * size).any()):
                 warnings.warn(
-                    "The loss of topk_subspace depends on the choice of the basis, which is not determined. The "
+                    "The loss of topk_subspace depends on the choice of the basis, which is not unique. The "
                     "gradient is that of the subspace. Write the loss in terms of V @ V.mH, or use topk_eigh for "
                     "single vectors.",
                     GaugeWarning,
@@ -463,50 +463,51 @@ def topk_eigh(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Eigenpairs:
-    r"""The k leading eigenpairs of a symmetric matrix or operator, with gradients that need no other pair.
+    r"""Leading eigenpairs of a symmetric matrix or operator.
 
     .. math:: AV = V\operatorname{diag}(\lambda),\qquad V^\top V = I,\qquad \lambda_1 \ge \dots \ge \lambda_k >
         \lambda_{k+1}
 
-    A is a dense matrix, a sparse one, or known by its products only: ``lambda x, f: f @ (f.mT @ x)`` with
-    ``params=(f,)`` is the affinity :math:`FF^\top` of n points without its n² entries. The projector on the leading
-    eigenspace is :math:`VV^\top`; for losses of it see `topk_subspace`. For complex matrices ᵀ is the conjugate
-    transpose here, and "symmetric" means Hermitian.
+    A is a dense matrix, a sparse matrix, or a function that computes products with A. For example,
+    ``lambda x, f: f @ (f.mT @ x)`` with ``params=(f,)`` is the affinity :math:`FF^\top` of n points without its n²
+    entries. For complex matrices, ᵀ is the conjugate transpose and "symmetric" means Hermitian.
 
     Args:
         a: symmetric matrices ``(*batch, n, n)``, one sparse matrix ``(n, n)`` (COO or CSR), or a function that maps
             columns ``(n, r)`` and the parameters to A(θ) times the columns. The function must be linear in the columns,
-            symmetric, and made of differentiable torch operations; its columns are complex if a parameter is.
-        k: number of pairs.
-        params: the tensors θ that a function takes, which receive gradients.
-        n: the order, for a function.
-        largest: the largest eigenvalues; otherwise the smallest, in ascending order.
+            symmetric, and composed of differentiable torch operations. Its columns are complex if a parameter is.
+        k: number of eigenpairs.
+        params: tensors θ passed to the function; they receive gradients.
+        n: order of A; required for a function.
+        largest: return the largest eigenvalues if True, otherwise the smallest in ascending order.
         ties, tie_tol, broadening: treatment of ties among the k eigenvalues in the gradient of V, as in `eigh`.
-        tolerance: relative residual to stop at, of the largest |λ| (forward) and of the right-hand side (backward);
-            1e-11 by default, 1e-5 for ``precision=torch.float32``. Not used for small dense matrices, which are
-            decomposed completely.
-        max_products: largest number of products of A with one vector.
-        generator: for the random initial vectors; a fixed seed by default.
+        tolerance: relative residual at which to stop, with respect to the largest |λ| (forward) and the right-hand side
+            (backward). 1e-11 by default, 1e-5 for ``precision=torch.float32``. Small dense matrices are decomposed
+            completely and do not use it.
+        max_products: maximum number of products of A with one vector.
+        generator: random generator of the initial vectors; a fixed seed by default.
         check: as in `eigh`.
-        precision: dtype of the computation, to which floating-point parameters are cast; float64 by default.
+        precision: compute dtype, float64 by default; floating-point parameters are cast to it.
 
     Returns:
-        λ ``(*batch, k)``, real, and V ``(*batch, n, k)``, the largest entry of each column positive, named fields, in
-        the dtype of ``a`` or of the first complex, else floating-point, parameter.
+        Named tuple of real λ ``(*batch, k)`` and V ``(*batch, n, k)``, with the largest entry of each column positive.
+        The dtype is that of ``a``, or of the first complex, else floating-point, parameter.
 
     Raises:
-        ShapeError, DtypeError: an argument or a product does not fit.
-        NonFiniteError, SymmetryError: values of ``a``.
-        DomainError: k out of range, or a dense matrix whose largest entry is near the limits of floating point.
-        TieError: a gradient reaches vectors at a tie inside the k, or λ_k = λ_{k+1} (see ``ties``).
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: an argument or product has an invalid shape, dtype or
+            value.
+        DomainError: ``k`` is out of range, or the entries are too large or too small for the compute dtype.
+        TieError: a gradient reaches vectors at a tie among the k eigenvalues, or λ_k = λ_{k+1} (see ``ties``).
         SolverError: no convergence within ``max_products``.
 
     Gradient:
-        The gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized, with zⱼ the solution of
-        (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, found by conjugate gradients (for small dense matrices from the
-        other eigenpairs). It is a product for each parameter, never an n×n matrix unless A is one. All orders and
-        forward mode; a first gradient for COO matrices and none for CSR ones, as in torch. For more, pass a function
-        of the entries. For losses of VVᵀ, which do not depend on ties inside the k, use `topk_subspace`.
+        The gradient of A is (V(diag(G_λ) + (K̃ᵀ∘(VᵀG_V))_sym) + Z)Vᵀ, symmetrized. Column zⱼ solves
+        (λⱼ − A)zⱼ = (I − VVᵀ)gⱼ outside the span of V, by conjugate gradients, or from the other eigenpairs for small
+        dense matrices. Gradients of ``params`` do not form an n×n matrix.
+
+        Supports all orders and forward mode. As in torch, COO matrices have a first gradient only and CSR matrices have
+        none; pass a function of the entries instead. For losses of VVᵀ use `topk_subspace`, which is exact at ties
+        among the k eigenvalues.
 
     Example:
         >>> import torch, matbackprop
@@ -566,36 +567,33 @@ def topk_subspace(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""An orthonormal basis of the leading eigenspace, for losses of its projector, exact at ties inside.
+    r"""Orthonormal basis of the leading eigenspace, for losses of its projector.
 
     .. math:: \Pi = VV^\top,\qquad AV = VH,\quad V^\top V = I
 
-    The basis is that of `topk_eigh`, but the gradient does not depend on individual vectors: any loss of
-    :math:`VV^\top`, or of ``v @ (v.mH @ x)`` if n² entries are too many, is differentiated exactly at ties among the k
-    eigenvalues. For complex matrices ᵀ is the conjugate transpose here.
+    The basis is that of `topk_eigh`, but the gradient does not depend on individual vectors. Losses of :math:`VV^\top`,
+    or of ``v @ (v.mH @ x)`` for large n, have exact gradients at ties among the k eigenvalues. For complex matrices, ᵀ
+    is the conjugate transpose.
 
     Args:
-        a, k, params, n, largest: the operator and the end of its spectrum, as in `topk_eigh`; one matrix at a time.
+        a, k, params, n, largest: as in `topk_eigh`, without batches.
         tolerance, max_products, generator, check, precision: as in `topk_eigh`.
 
     Returns:
         V ``(n, k)`` in the dtype of `topk_eigh`.
 
     Raises:
-        TieError: λ_k = λ_{k+1}, so that the eigenspace is not determined; the other errors are those of `topk_eigh`.
+        TieError: λ_k = λ_{k+1}, and the eigenspace is not unique. For other errors see `topk_eigh`.
 
     Gradient:
-        ZVᵀ, symmetrized, with Z outside the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. All orders
-        and forward mode, exact at ties inside the k. A loss that depends on the basis gets a GaugeWarning.
+        ZVᵀ, symmetrized, with Z outside the span of V and ZH − AZ = (I − VVᵀ)G, by conjugate gradients. Supports all
+        orders and forward mode. A loss that depends on the choice of basis causes a GaugeWarning.
 
     Example:
         >>> import torch, matbackprop
         >>> v = matbackprop.topk_subspace(torch.diag(torch.tensor([2.0, 1.0, 2.0])), 2)
         >>> (v @ v.mT).diagonal().round(decimals=4)
         tensor([1., 0., 1.])
-
-    Reference:
-        As for `topk_eigh`.
     """
     limits = (tolerance, max_products)
     operator = _symmetric_operator(a, k, params, n, largest, limits, check, precision)

@@ -1,4 +1,4 @@
-"""Symmetric matrices as vectors: the upper triangle with √2 on the off-diagonal entries, and back."""
+"""Conversion between symmetric matrices and vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _triangle(n: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def vectorize_symmetric(a: Tensor) -> Tensor:
-    r"""Write symmetric matrices as vectors and preserve dot products (their real parts) and norms.
+    r"""Convert symmetric matrices to vectors with the same (real) inner products and norms.
 
     .. math:: v = (a_{11}, \sqrt2 a_{12}, \ldots, \sqrt2 a_{1n}, a_{22}, \ldots), \quad v^\top w = \operatorname{tr}(AB)
 
@@ -28,13 +28,13 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
         a: symmetric (Hermitian) matrices ``(*batch, n, n)``; only the upper triangle is read.
 
     Returns:
-        ``(*batch, n(n+1)/2)``.
+        Vectors ``(*batch, n(n+1)/2)``.
 
     Raises:
         ShapeError, DtypeError: ``a`` is not a batch of square floating-point matrices.
 
     Gradient:
-        Linear; the gradient fills the upper triangle, which every operator here symmetrizes. All orders.
+        Nonzero in the upper triangle only; operators on symmetric matrices symmetrize it. All orders.
 
     Example:
         >>> import torch, matbackprop
@@ -42,7 +42,8 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
         tensor([1.0000, 2.8284, 3.0000])
 
     Reference:
-        Ionescu et al., section 4.2; Carreira et al., "Free-form region description with second-order pooling" (2015).
+        Ionescu et al. (2015), section 4.2; Carreira et al., Free-form region description with second-order pooling
+        (2015).
     """
     check_matrix(a, "a", square=True, or_complex=True)
     n = a.shape[-1]
@@ -51,29 +52,26 @@ def vectorize_symmetric(a: Tensor) -> Tensor:
 
 
 def unvectorize_symmetric(v: Tensor) -> Tensor:
-    r"""Inverse of `vectorize_symmetric`.
+    r"""Convert vectors to symmetric matrices; the inverse of `vectorize_symmetric`.
 
     Args:
-        v: ``(*batch, n(n+1)/2)``.
+        v: vectors ``(*batch, n(n+1)/2)``.
 
     Returns:
-        Symmetric matrices ``(*batch, n, n)``, Hermitian for complex vectors with a real diagonal.
+        Symmetric matrices ``(*batch, n, n)``, Hermitian for complex vectors with real diagonal entries.
 
     Raises:
         ShapeError: the last dimension is not n(n+1)/2 for an integer n.
         DtypeError: ``v`` is not floating point.
 
     Gradient:
-        Linear, the adjoint of the map. All orders.
+        The adjoint of the linear map. All orders.
 
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.unvectorize_symmetric(torch.tensor([1.0, 2.0 * 2**0.5, 3.0]))
         tensor([[1., 2.],
                 [2., 3.]])
-
-    Reference:
-        Ionescu et al., section 4.2.
     """
     check_floating(v, "v", or_complex=True)
     length = v.shape[-1] if v.ndim else 0

@@ -78,39 +78,38 @@ def whiten(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Whiten samples: subtract their mean and make their covariance the identity.
+    r"""Whiten samples: subtract their mean and transform their covariance to the identity.
 
     .. math:: Y = (X - \mathbf 1\mu^\top)\,T, \qquad \Sigma = U \operatorname{diag}(\lambda) U^\top
 
-    with :math:`T = (\Sigma + \varepsilon I)^{-1/2}` for ``"zca"``, the whitened samples nearest to X, and
-    :math:`T = U \operatorname{diag}(\lambda + \varepsilon)^{-1/2}` for ``"pca"``, whose columns are the principal
-    components. For complex samples ᵀ is the conjugate transpose here, so that :math:`\Sigma` is that of their
-    conjugates.
+    ``"zca"`` uses :math:`T = (\Sigma + \varepsilon I)^{-1/2}`, which gives the whitened samples nearest to X. ``"pca"``
+    uses :math:`T = U \operatorname{diag}(\lambda + \varepsilon)^{-1/2}`; the columns of Y are the principal components.
+    For complex samples, ᵀ is the conjugate transpose, and :math:`\Sigma` is the covariance of their conjugates.
 
     Args:
-        x: samples ``(*batch, m, d)``, one row per sample, real or complex; each batch has separate statistics.
-        method: ``"zca"`` or ``"pca"``. Components of the latter are sorted by variance, the largest first; the largest
-            entry of each axis is positive, also for complex samples.
-        eps: ε > 0, added to the variances; with m ≤ d or constant channels some are zero.
-        weight: mask or soft weights ≥ 0 ``(*batch, m)`` of the samples in μ and Σ.
-        mean: μ ``(*batch, d)``, or any shape that broadcasts to it, to use instead of the mean of the samples.
-        covariance: Σ ``(*batch, d, d)``, likewise; pass both or neither.
-        ties: treatment of coincident variances in the gradient of ``"pca"``, as in `eigh`.
+        x: samples ``(*batch, m, d)``, one per row, real or complex. Each batch element has separate statistics.
+        method: ``"zca"`` or ``"pca"``. Principal components are sorted by descending variance; the largest entry of
+            each axis is positive.
+        eps: ε > 0, added to the variances. Some variances are zero if m ≤ d or a channel is constant.
+        weight: nonnegative weights of the samples in μ and Σ, boolean or floating point, ``(*batch, m)``.
+        mean: μ to use instead of the mean of the samples; must broadcast to ``(*batch, d)``.
+        covariance: Σ to use; must broadcast to ``(*batch, d, d)``. Pass both ``mean`` and ``covariance``, or neither.
+        ties: treatment of equal variances in the gradient of ``"pca"``, as in `eigh`.
         check, precision: as in `matrix_function`.
 
     Returns:
         Y ``(*batch, m, d)`` in the dtype of ``x``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: an argument does not fit, or holds NaN or Inf.
-        DomainError: ε is not positive or below the rounding error of the samples, a weight is negative, all weights are
-            zero, or a covariance has an eigenvalue below −ε.
-        TieError: ``"pca"``, and a loss that uses axes of equal variance.
+        ShapeError, DtypeError, NonFiniteError: an argument has an invalid shape, dtype or value.
+        DomainError: ε is not positive or is below the rounding error of the samples, a weight is negative, all weights
+            are zero, or a covariance has an eigenvalue below −ε.
+        TieError: the loss uses principal axes of equal variance.
 
     Gradient:
-        In samples, weights and given statistics. ``"zca"`` is a matrix function: two orders, exact at equal and zero
-        variances. ``"pca"`` divides by their differences: at equal variances its axes and the gradient are not
-        determined, and ``ties`` selects the treatment. With m < d the zero variances are equal.
+        With respect to samples, weights and given statistics. ``"zca"`` is a matrix function: first and second order,
+        exact at equal and zero variances. ``"pca"`` divides by differences of variances. At equal variances, such as
+        the zero variances for m < d, its axes and gradient are not determined, and ``ties`` applies.
 
     Example:
         >>> import torch, matbackprop
@@ -204,6 +203,6 @@ def _check_weights(weight: Tensor) -> None:
     empty = weight.detach().sum(-1) == 0
     if bool(empty.any()):
         raise DomainError(
-            f"{int(empty.sum())} of {empty.numel()} batches have weights that are all zero. "
-            f"Give at least one sample a positive weight."
+            f"All weights are zero in {int(empty.sum())} of {empty.numel()} batches. "
+            f"Pass a positive weight for at least one sample."
         )

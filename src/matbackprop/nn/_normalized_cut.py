@@ -44,9 +44,9 @@ class NormalizedCutLoss(Operator):
         check: check values: ``None`` on the CPU only, ``True`` always, ``False`` never.
 
     Shape:
-        f ``(*b, m, d)`` and labels ``(*b, m)`` or ``(*b, a, m)`` to a scalar, or ``(*b,)`` without reduction. With
-        ``maps``, f ``(b, c, h, w)`` and labels ``(b, H, W)``, or ``(b, a, H, W)`` for several annotators. The label
-        of a cell is that of its center pixel. A weight is then ``(b, h, w)``.
+        f ``(*batch, m, d)`` and labels ``(*batch, m)`` or ``(*batch, a, m)`` to a scalar, or to ``(*batch,)`` without
+        reduction. With ``maps``: f ``(b, c, h, w)``, labels ``(b, H, W)`` or ``(b, a, H, W)`` for several annotators,
+        and weight ``(b, h, w)``. Each cell has the label of its center pixel.
 
     Example:
         >>> import torch

@@ -27,7 +27,7 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
         learn_exponent: make the exponent a parameter.
         center: subtract the mean row first.
         method: ``"fused"``, or the paper's ``"svd"`` or ``"eig"``.
-        vectorize: return the upper triangle with √2, ``(*b, d(d+1)/2)``, ready for a linear layer.
+        vectorize: return the upper triangle with √2, ``(*batch, d(d+1)/2)``, ready for a linear layer.
         check, precision: as in the function.
 
     Shape:

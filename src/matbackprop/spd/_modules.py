@@ -35,7 +35,7 @@ class BiMap(nn.Module):
         generator: for the random initialization.
 
     Shape:
-        ``(*b, n, n)`` to ``(*b, k, k)``.
+        ``(*batch, n, n)`` to ``(*batch, k, k)``.
 
     Example:
         >>> import torch
@@ -102,7 +102,7 @@ class BatchNorm(Operator, of=batch_norm, data=["x", "mean", "variance", "bias", 
         check, precision: as in the function.
 
     Shape:
-        ``(*b, n, n)`` to the same; all leading dimensions count as samples.
+        ``(*batch, n, n)`` to the same; all leading dimensions count as samples.
 
     Example:
         >>> import torch
