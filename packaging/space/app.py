@@ -1,4 +1,4 @@
-"""Hugging Face Space: the page of ``matbackprop serve`` on the Space's address."""
+"""Hugging Face Space that runs ``matbackprop serve``."""
 
 from matbackprop.cli import main
 
