@@ -304,7 +304,7 @@ class Bsds500:
                 target = config.out / "figures" / f"{row}-{config.images}.png"
                 lines(line, target, xlabel="recall", ylabel="precision")
         if not used:
-            raise DataError(f"There is no finished run in {self.results.path}. Run the command without --summary.")
+            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
         for run in self.results.runs(HUMANS, "baseline").values():
             people = {f"one_{n}": run["metrics"]["scores"][f"paper_{n}"] for n in ("best", "average")}
             cells = [people.get(n) for n in COLUMNS.values()]

@@ -164,7 +164,7 @@ class ExperimentConfig:
     def chosen(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Select the requested rows."""
         if unknown := [key for key in self.rows if key not in rows]:
-            raise ConfigurationError(f"There is no row {unknown[0]!r}. Rows: {', '.join(rows)}.")
+            raise ConfigurationError(f"Unknown row {unknown[0]!r}. Rows: {', '.join(rows)}.")
         return {key: row for key, row in rows.items() if not self.rows or key in self.rows}
 
 
@@ -315,7 +315,7 @@ def weights_hash(backbone: str, weights: str) -> str:
         return "none"
     path = find_weights(backbone) if weights == "imagenet" else Path(weights)
     if not path.is_file():
-        raise DataError(f"There are no weights at {path}. Name a safetensors file, imagenet or none.")
+        raise DataError(f"{path} does not exist. Pass a safetensors file, imagenet or none.")
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 

@@ -264,7 +264,7 @@ class Table1:
         lines = {row: list(done.values()) for row in self.chosen.values() if (done := self.finished(row))}
         tried = {row: trials for row in self.chosen.values() if not row.follows and (trials := self.trials(row))}
         if not lines and not tried:
-            raise DataError(f"There is no finished run in {self.results.path}. Run the command without --summary.")
+            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
         tuning = self._tuning({row: tried[row] for row in sorted(tried, key=lambda row: row not in lines)})
         used = [run for row in lines for run in lines[row]]
         if not lines:

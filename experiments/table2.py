@@ -346,7 +346,7 @@ class Table2:
         """Write table.md and the figures."""
         lines = {row: done for key, row in self.chosen.items() if (done := self.finished(key))}
         if not lines:
-            raise DataError(f"There is no finished run in {self.results.path}. Run the command without --summary.")
+            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
         self.results.write_table(self._table(lines), runs=[run for done in lines.values() for run in done])
         for key in self.chosen:
             points = [run["metrics"]["curve"] for run in self.finished(key) if "curve" in run["metrics"]]

@@ -79,7 +79,7 @@ def main(config: Config) -> dict[str, Any]:
             f"positive time."
         )
     if unknown := [suite for suite in config.suites if suite not in SUITES]:
-        raise ConfigurationError(f"There is no suite {unknown[0]!r}. Suites: {', '.join(SUITES)}.")
+        raise ConfigurationError(f"Unknown suite {unknown[0]!r}. Suites: {', '.join(SUITES)}.")
     device = choose_device(config.device)
     written = None
     for suite in config.suites or tuple(SUITES):  # save each as soon as it is measured

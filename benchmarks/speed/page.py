@@ -179,7 +179,7 @@ def write_page(folder: Path, page: Path, *, link: str = "_static/benchmarks", fi
     """
     files = [path for path in sorted(folder.glob("*.json")) if '"records"' in path.read_text(encoding="utf-8")]
     if not files:
-        raise DataError(f"There are no results in {folder}. Measure first.")
+        raise DataError(f"No results in {folder}. Run python -m benchmarks speed --output {folder}.")
     figures = figures or page.parent / link
     figures.mkdir(parents=True, exist_ok=True)
     everything = sorted((load_results(f) for f in files), key=lambda r: (r.machine["kind"] != "cuda", r.name))

@@ -76,7 +76,7 @@ def test_one_map_is_at_the_common_threshold():
 
 
 def test_bad_options_are_reported(tmp_path):
-    with pytest.raises(ConfigurationError, match="no row 'vgg'"):
+    with pytest.raises(ConfigurationError, match="Unknown row 'vgg'"):
         Bsds500(Config(rows=("vgg",)))
     with pytest.raises(DataError, match="no finished run"):
         Bsds500(Config(out=tmp_path)).summarize()

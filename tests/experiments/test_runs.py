@@ -83,7 +83,7 @@ def test_overrides_and_rows_are_checked():
     assert config.overrides() == {"model.hidden": 16, "model.weights": "none"}
     with pytest.raises(ConfigurationError, match="name=value"):
         ExperimentConfig(override=("model.hidden",)).overrides()
-    with pytest.raises(ConfigurationError, match=r"no row 'resnet'\. Rows: a, b"):
+    with pytest.raises(ConfigurationError, match=r"Unknown row 'resnet'\. Rows: a, b"):
         ExperimentConfig(rows=("resnet",)).chosen({"a": 1, "b": 2})
     assert ExperimentConfig(rows=("b",)).chosen({"a": 1, "b": 2}) == {"b": 2}
 

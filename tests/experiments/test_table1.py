@@ -173,7 +173,7 @@ def test_half_precision_is_for_networks_on_gpus(row, accelerator, precision):
 
 
 def test_bad_options_are_reported(config):
-    with pytest.raises(ConfigurationError, match="no row 'resnet'"):
+    with pytest.raises(ConfigurationError, match="Unknown row 'resnet'"):
         Table1(Config(rows=("resnet",)))
     with pytest.raises(ConfigurationError, match=r"--data\.split is set by the table"):
         Table1(Config(data=RegionDataConfig(split="tuning")))

@@ -59,7 +59,7 @@ def test_every_row_of_the_paper_is_present():
 
 
 def test_bad_options_are_reported(tmp_path):
-    with pytest.raises(ConfigurationError, match="no row 'resnet'"):
+    with pytest.raises(ConfigurationError, match="Unknown row 'resnet'"):
         Table2(Config(rows=("resnet",)))
     with pytest.raises(ConfigurationError, match="one per fold"):
         Config(images="folds", seeds=(5,))
@@ -115,7 +115,7 @@ def test_baselines_are_rows_of_the_same_table(tmp_path, cache):
     assert best["one_region"] < best["humans"]
     text = (tmp_path / "out" / "table.md").read_text()
     assert "| Fixed grids |" in text and "| Humans, leave one out |" in text
-    with pytest.raises(ConfigurationError, match="no row"):
+    with pytest.raises(ConfigurationError, match="Unknown row"):
         baselines.Config(rows=(PLAIN,))
 
 
