@@ -151,7 +151,7 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
 
 
 def test_page_without_results(tmp_path):
-    with pytest.raises(DataError, match="No results in .*benchmarks speed --output"):
+    with pytest.raises(DataError, match=r"No results in .*benchmarks speed --output"):
         write_page(tmp_path, tmp_path / "page.md")
 
 
