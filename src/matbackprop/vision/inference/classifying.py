@@ -25,15 +25,14 @@ def classify(
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
-        regions: a result of :func:`matbackprop.segment`; a label map (h, w), one region per label from 0 on; a list
-            of boxes, x, y, width and height in pixels; or a list of masks (h, w), nonzero inside the region. None for
+        regions: a result of :func:`matbackprop.segment`; a label map (h, w) with one region per label from 0; a list
+            of boxes (x, y, width, height) in pixels; or a list of masks (h, w), nonzero inside the region. None for
             the whole picture.
-        model: a trained classifier, or its name (see :func:`load_classifier`); by default the one that
-            comes with the package.
-        device: device of a loaded model: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        model: a trained classifier or its name (see :func:`load_classifier`). Default: the classifier in the package.
+        device: device of a model that is loaded by name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
-        For each region the names of the classes with their probabilities, most likely first.
+        Class name → probability for each region, most likely first.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -91,14 +90,14 @@ def classify_regions(
     """Compute the class probabilities of regions of an image.
 
     Args:
-        model: a trained classifier; it stays on its device.
+        model: a trained classifier.
         image: uint8 RGB (h, w, 3).
-        boxes: x, y, width and height of each region in pixels. None uses the boxes of the masks or, without masks, the
-            whole image as one region.
+        boxes: x, y, width and height of each region in pixels. None for the bounding boxes of the masks, or, without
+            masks, for the whole image.
         masks: (h, w) arrays, nonzero inside the region; None for the whole box.
 
     Returns:
-        float32 (n, classes) on the CPU, rows sum to one.
+        float32 (n, classes) on the CPU; each row sums to one.
 
     Raises:
         ShapeError: the image or a mask has the wrong shape, or boxes and masks differ in number.

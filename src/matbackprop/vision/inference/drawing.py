@@ -1,4 +1,4 @@
-"""Draw label maps: borders on a photograph, regions in their mean colors or in distinct hues."""
+"""Draw label maps as borders on an image, or as colored regions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WHITE = (255, 255, 255)
 
 
 def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
-    """Convert an image (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1], to bytes (h, w, 3)."""
+    """Convert an image (h, w), (h, w, 3) or (3, h, w), uint8 or in [0, 1], to uint8 (h, w, 3)."""
     array = np.asarray(image)
     if array.dtype != np.uint8:
         array = (255 * np.clip(array.astype(np.float64), 0, 1)).round().astype(np.uint8)
@@ -41,13 +41,13 @@ def draw_boundaries(
     """Draw the borders between regions onto an image.
 
     Args:
-        image: (h, w), (h, w, 3) or (3, h, w), bytes or numbers in [0, 1].
+        image: (h, w), (h, w, 3) or (3, h, w), uint8 or in [0, 1].
         labels: (h, w) integers.
-        color: RGB bytes.
-        width: thickness of a border in pixels.
+        color: RGB color.
+        width: border width in pixels. If it is 1, pixels whose right or lower neighbor has another label are drawn.
 
     Returns:
-        (h, w, 3) bytes. With a width of one, pixels whose right or lower neighbor has another label are drawn.
+        uint8 (h, w, 3).
 
     Raises:
         LabelError: ``labels`` is not a map of integers.
@@ -69,14 +69,14 @@ def draw_boundaries(
 
 
 def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
-    """Color a label map: each region in the mean color of ``image``, or in a distinct hue.
+    """Color each region of a label map with its mean color in ``image``, or with a distinct hue.
 
     Args:
-        labels: (h, w) integers; −1 (ignored) becomes black in either case.
-        image: an image of the same size, or None.
+        labels: (h, w) integers; −1 (ignored) is drawn in black.
+        image: an image of the same size, or None for distinct hues.
 
     Returns:
-        (h, w, 3) bytes.
+        uint8 (h, w, 3).
 
     Raises:
         LabelError: ``labels`` is not a map of integers.
@@ -96,7 +96,7 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
     if rgb is not None:
         table = region_means(index, rgb)
     else:
-        # Golden-angle hues: consecutive labels have distant colors, and a label has the same color in every map.
+        # With golden-angle hues, consecutive labels have distant colors, and a label has the same color in every map.
         hue = (0.58 + 0.618034 * ids) % 1.0
         light = 0.78 - 0.22 * (ids % 3) / 2
         wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)

@@ -1,4 +1,4 @@
-"""Export regions: label maps, COCO, LabelMe, SVG, ultrametric contour maps."""
+"""Export segmentations as label maps, COCO, LabelMe, SVG and ultrametric contour maps."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_MAX_STEM = 220  # bytes; file systems allow 255 with the end of the name
+_MAX_STEM = 220  # bytes; file systems allow 255 including the suffix
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
 
 
 def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
-    """Trace the outlines of every region along the edges of pixels.
+    """Trace the outlines of every region along pixel edges.
 
     Args:
-        labels: (h, w) numbered from 0 without gaps.
+        labels: (h, w) with consecutive labels from 0.
 
     Returns:
-        For each region a list of closed outlines (n, 2), corners (x, y): clockwise around the region, counter-clockwise
-        around its holes. Parts that touch at a corner have separate outlines.
+        For each region, a list of closed outlines (n, 2) of corners (x, y), clockwise around the region and
+        counterclockwise around its holes. Parts that touch at a corner have separate outlines.
 
     Example:
         >>> outlines(np.array([[0, 1], [0, 1]]))[1][0].tolist()
@@ -47,7 +47,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
     framed = np.full((height + 2, width + 2), -1, dtype=np.int64)
     framed[1:-1, 1:-1] = labels
     inner = framed[1:-1, 1:-1]
-    # Edges with the region on their right: those above, to the right, below and to the left of a pixel.
+    # Directed edges above, right of, below and left of a pixel, with the region on their right.
     neighbors = (framed[:-2, 1:-1], framed[1:-1, 2:], framed[2:, 1:-1], framed[1:-1, :-2])
     starts = ((0, 0), (1, 0), (1, 1), (0, 1))
     leaving: list[dict[tuple[int, int], list[int]]] = [defaultdict(list) for _ in range(int(labels.max()) + 1)]
@@ -59,7 +59,7 @@ def outlines(labels: NDArray[np.integer]) -> list[list[NDArray[np.int64]]]:
 
 
 def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]:
-    """Join edges (start → directions) into closed loops, right at crossings, and keep only the corners."""
+    """Join edges (start → directions) into closed loops, turning right at crossings, and keep only the corners."""
     loops = []
     while leaving:
         start, directions = next(iter(leaving.items()))
@@ -87,7 +87,7 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     categories = list(dict.fromkeys(names))
     labels = result.labels(k)
     height, width = labels.shape
-    flat = labels.T.ravel()  # COCO counts down the columns
+    flat = labels.T.ravel()  # COCO uses column-major order
     change = np.flatnonzero(np.diff(flat)) + 1
     edges = np.concatenate([[0], change, [flat.size]])
     of = flat[edges[:-1]]
@@ -116,7 +116,7 @@ def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
 
 
 def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
-    """Join COCO data sets that :func:`save` wrote into one."""
+    """Merge COCO files written by :func:`save`."""
     images: list[dict[str, Any]] = []
     annotations: list[dict[str, Any]] = []
     names: dict[str, int] = {}
@@ -132,9 +132,9 @@ def merge_coco(files: Iterable[Path]) -> dict[str, Any]:
 
 
 def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) -> dict[str, Any]:
-    """Return the regions as polygons of LabelMe. The path of the photograph is relative to ``folder``.
+    """Return the regions as LabelMe polygons. The path of the photograph is relative to ``folder``.
 
-    Polygons have no holes, so large ones come first and later ones cover them.
+    LabelMe polygons have no holes. They are sorted by decreasing area, so that later polygons cover earlier ones.
     """
     loops = [(_signed_area(loop), i, loop) for i, own in enumerate(outlines(result.labels(k))) for loop in own]
     shapes = [
@@ -174,7 +174,7 @@ def _signed_area(loop: NDArray[np.int64]) -> float:
 
 
 def to_svg(result: Segments, k: int | None = None) -> str:
-    """Return an SVG document with one path per region, filled with its mean color."""
+    """Return an SVG document with one path per region, filled with the mean color of the region."""
     height, width = result.size
     labels = result.labels(k)
     colors = region_means(labels, result.pixels).round().astype(int).tolist()
@@ -190,7 +190,7 @@ def to_svg(result: Segments, k: int | None = None) -> str:
 
 
 def file_stem(name: str) -> str:
-    """Shorten a name so that suffixes fit: long names are cut and get a checksum.
+    """Shorten a file name to leave space for suffixes. A checksum is appended to shortened names.
 
     Example:
         >>> file_stem("coffee"), len(file_stem("ä" * 200).encode())
@@ -210,20 +210,20 @@ def save(
     formats: Sequence[Format] = ("png", "npz"),
     stem: str | None = None,
 ) -> dict[str, Path]:
-    """Write the segmentations.
+    """Write segmentations to files.
 
     Args:
         result: the segmentations.
-        folder: created if it does not exist.
-        k: number of regions in all files but npz and ucm2; None for the default, :attr:`Segments.k`.
+        folder: target folder, created if it does not exist.
+        k: number of regions in all formats except npz and ucm2; None for the default, :attr:`Segments.k`.
         formats: ``"png"`` (label map, ``-colors``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
             ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
-            ``"ucm2"`` (the hierarchy as an ultrametric contour map, at the size that was segmented, in a .mat file
-            that the Berkeley benchmark's tools read).
-        stem: beginning of the names; None for that of the photograph.
+            ``"ucm2"`` (the hierarchy as an ultrametric contour map, in a .mat file for the tools of the Berkeley
+            benchmark).
+        stem: stem of the file names; None for the name of the photograph.
 
     Returns:
-        Kind of file → its path.
+        Kind of file → path.
     """
     from PIL import Image
 
@@ -270,7 +270,7 @@ def save(
 
 
 def _save_levels(path: BinaryIO, result: Segments) -> None:
-    """``np.savez_compressed(path, labels=…, ks=…, …)``, one level at a time to save memory."""
+    """Equivalent to ``np.savez_compressed(path, labels=…, ks=…, …)``, one level at a time to save memory."""
     arrays = {"ks": np.asarray(result.ks)}
     if result.hierarchy is not None and result.regions is not None:
         tree = result.hierarchy

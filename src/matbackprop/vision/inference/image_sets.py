@@ -1,4 +1,4 @@
-"""Segment many files: batches of one size through the network, the rest in processes."""
+"""Segment many files in batches and in parallel."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from matbackprop.vision.workers import Workers
 
 T = TypeVar("T")
 _READERS = 4
-_FEW = 8  # for fewer pictures, starting processes takes longer than it saves
+_FEW = 8  # for fewer pictures, starting processes does not pay off
 
 
 def segment_files(
@@ -41,23 +41,24 @@ def segment_files(
     workers: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[tuple[Path, T | DataError]]:
-    """Segment files: threads read, the network computes batches of one size, processes build regions and ``finish``.
+    """Segment files in parallel.
 
-    Only a few pictures are in memory at a time. Results are in the order of completion.
+    Threads read pictures, the network processes batches of equal size, and worker processes build the regions and call
+    ``finish``. Only a few pictures are in memory at a time. Results are yielded in the order of completion.
 
     Args:
         jobs: paths of pictures, each with a name for its results.
         model: a contour network on its device, or None for image gradients.
-        finish: picklable; called with each result and its name, for example to write it.
+        finish: picklable function of a result and its name, for example to write the result.
         ks: numbers of regions in exports.
-        side: longer side at which larger pictures are segmented.
-        scales: image sizes whose contours are averaged, as in :func:`~matbackprop.segment`.
-        workers: processes for everything after the network; None for one per core but one, 0 for none. Few pictures
-            need none.
-        batch_size: pictures in a batch; None for 16 on a GPU and 1 on a CPU, which gains nothing from more.
+        side: maximum length of the longer side; larger pictures are reduced.
+        scales: image scales over which contours are averaged, as in :func:`~matbackprop.segment`.
+        workers: number of worker processes; 0 for none. None for all cores but one, or for none if there are few
+            pictures.
+        batch_size: pictures per batch; None for 16 on a GPU and 1 on a CPU.
 
     Yields:
-        Each path with the result of ``finish``, or with the error of a picture that cannot be read.
+        Path and result of ``finish``, or path and error if a picture cannot be read.
     """
     numbers = check_options(model, ks, side, scales)
     on_gpu = model is not None and next(model.parameters()).is_cuda
@@ -99,7 +100,7 @@ def segment_files(
                     full = [max(waiting, key=lambda shape: len(waiting[shape]))]
                 for shape in full:
                     infer(waiting.pop(shape))
-                # Only a few results are in memory.
+                # Bound the number of results in memory.
                 while done and (done[0][1].done() or len(done) > 2 * max(workers, 1) or not (reading or waiting)):
                     path, result = done.popleft()
                     yield path, result.result()

@@ -1,5 +1,4 @@
-"""Trained models by name: those in the package, a folder of ``save_pretrained``, a run folder, or a repository of the
-Hugging Face hub."""
+"""Load trained models by name: from the package, a folder, a run folder, or the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -21,21 +20,21 @@ Segmenter = ContourNet | DeepNCuts
 """Networks that segment photographs."""
 
 BOX = "box"
-"""Name of the segmenter and of the classifier in the package."""
+"""Name of the models in the package."""
 _IN_THE_PACKAGE = (BOX, f"{BOX}/classifier")
-"""Folders next to this file, each with a model card, ``README.md``."""
+"""Folders of the models in the package, each with a model card ``README.md``."""
 
 
 def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     """Load a trained segmenter.
 
     Args:
-        source: ``"box"`` for the contour network in the package; a folder of ``save_pretrained``, a run folder of
-            ``matbackprop train contours`` or ``train ncuts``, or ``"owner/name"``.
+        source: ``"box"`` for the contour network in the package; a folder of ``save_pretrained``; a run folder of
+            ``matbackprop train contours`` or ``train ncuts``; or ``"owner/name"`` on the Hugging Face hub.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        WeightsError: there is no model, or one of another kind.
+        WeightsError: the model does not exist or is not a segmenter.
     """
     model = _load(source, (ContourNet, DeepNCuts), "segment photographs", "contours").to(choose_device(device))
     layout = torch.channels_last if isinstance(model, ContourNet) else model.backbone.memory_format
@@ -43,15 +42,15 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
 
 
 def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
-    """Load a trained classifier of regions.
+    """Load a trained region classifier.
 
     Args:
-        source: ``"box"`` for the one in the package, which has COCO's 80 classes, a folder of ``save_pretrained``, a
-            run folder of ``matbackprop train o2p``, or ``"owner/name"``.
+        source: ``"box"`` for the classifier in the package, for the 80 classes of COCO; a folder of
+            ``save_pretrained``; a run folder of ``matbackprop train o2p``; or ``"owner/name"`` on the Hugging Face hub.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
-        WeightsError: there is no model, or one of another kind.
+        WeightsError: the model does not exist or is not a classifier.
     """
     source = f"{BOX}/classifier" if source == BOX else source
     return _load(source, (RegionClassifier,), "classify regions", "o2p").to(choose_device(device))
@@ -61,11 +60,11 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     """Load a trained model of any kind, on the CPU.
 
     Args:
-        source: as in :func:`load_segmenter` and :func:`load_classifier`; in the package ``"box"`` is the segmenter and
+        source: as in :func:`load_segmenter` and :func:`load_classifier`. ``"box"`` is the segmenter in the package and
             ``"box/classifier"`` the classifier.
 
     Raises:
-        WeightsError: there is no model.
+        WeightsError: the model does not exist.
     """
     folder = model_folder(source)
     if pretrained_config(folder).get("class") == RegionClassifier.__name__:

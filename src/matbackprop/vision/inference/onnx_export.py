@@ -1,8 +1,8 @@
-"""Trained networks as ONNX files, for programs without Python or torch.
+"""Export trained networks to ONNX.
 
-The file of a classifier is complete: its matrix functions are matrix products (:func:`matbackprop.nn.for_export`). The
-file of a contour network ends with contours, that of a DeepNCuts model with features; watershed, merging and clustering
-remain in Python (:mod:`matbackprop.vision.segmentation`).
+Classifiers are exported completely; their matrix functions are replaced by matrix products
+(:func:`matbackprop.nn.for_export`). Contour networks are exported up to the contours, and DeepNCuts models up to the
+features. Watershed, merging and clustering are not exported (:mod:`matbackprop.vision.segmentation`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ def export_onnx(
     """Write a trained network as an ONNX file.
 
     Args:
-        model: a segmenter: ``image`` (b, 3, h, w), RGB in [0, 1] → ``contours`` (b, h, w), or of DeepNCuts
-            ``features`` (b, h', w', d). Or a classifier: ``image`` (b, 3, canvas, canvas), normalized and
-            zero outside of the region's box, and ``mask`` (b, canvas, canvas), the fraction of each pixel inside the
-            region → ``scores`` (b, classes) before the softmax.
-        path: the file, ending in ``.onnx``.
-        size: height and width of a segmenter's images; a classifier has a fixed size.
-        opset: version of ONNX's operators.
+        model: a segmenter or a classifier. The input of a segmenter is ``image`` (b, 3, h, w), RGB in [0, 1]; its
+            output is ``contours`` (b, h, w), or ``features`` (b, h', w', d) for DeepNCuts. The inputs of a classifier
+            are ``image`` (b, 3, canvas, canvas), normalized and zero outside the box of the region, and ``mask``
+            (b, canvas, canvas), the fraction of each pixel inside the region; its output is ``scores`` (b, classes)
+            before the softmax.
+        path: target file, ending in ``.onnx``.
+        size: input height and width of a segmenter; a classifier has a fixed size.
+        opset: version of the ONNX operator set.
 
     Returns:
-        The path. The file's metadata hold the model's arguments, the names of the classes, and mean and deviation of
-        normalized pixels.
+        The path. The metadata of the file contain the arguments of the model, the class names, and the mean and
+        standard deviation for normalization.
 
     Raises:
-        ConfigurationError: the file does not end in ``.onnx``, or the size is not positive or enormous.
+        ConfigurationError: the file does not end in ``.onnx``, or the size is out of range.
         MissingExtraError: onnx and onnxscript are not installed.
     """
     path = Path(path)
@@ -54,7 +55,7 @@ def export_onnx(
         raise ConfigurationError(f"The image must have from 1 to {MAX_PIXELS} pixels, got {size[0]}×{size[1]}.")
     with needs("writing ONNX files needs onnxscript", "'matbackprop[onnx]'"):
         import onnxscript  # noqa: F401
-    path.parent.mkdir(parents=True, exist_ok=True)  # an error here costs no time
+    path.parent.mkdir(parents=True, exist_ok=True)  # fail before the export
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder. Pass a file name.")
     network: nn.Module
@@ -70,7 +71,7 @@ def export_onnx(
         example = [torch.zeros(2, 3, *size)]
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # a warning of the exporter
+        warnings.simplefilter("ignore")  # of the exporter
         program = torch.onnx.export(
             network.eval(),
             tuple(example),

@@ -1,4 +1,4 @@
-"""Segment photographs: contours, watershed, hierarchy."""
+"""Segment photographs by contours, watershed and a hierarchy of merges."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from matbackprop.vision.segmentation import (
 )
 
 WORKING_SIDE = 512
-"""Longer side in pixels at which larger photographs are segmented."""
+"""Maximum length of the longer side in pixels; larger photographs are reduced."""
 GRADIENT_WIDTH = 2.0
 """Standard deviation in pixels of the Gaussian derivatives that replace a network."""
 GRADIENT_SCALE = 8.0
-"""Color gradient, in Lab units per pixel, that has the contour strength 1 − 1/e."""
+"""Color gradient, in Lab units per pixel, with contour strength 1 − 1/e."""
 GRADIENT_THRESHOLD = 0.4
-"""Default height without a network."""
-_MAX_CLUSTERS = 1000  # of K-means, which compares every pixel with every cluster
+"""Default threshold without a network."""
+_MAX_CLUSTERS = 1000  # K-means compares every pixel with every cluster
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,19 +51,19 @@ class Segments:
     """Segmentations of one photograph. Label maps are computed on demand.
 
     Attributes:
-        pixels: (h, w, 3) the photograph, RGB bytes.
-        ks: numbers of regions, or of clusters, of the segmentations in exports.
+        pixels: (h, w, 3) RGB bytes of the photograph.
+        ks: numbers of regions or clusters in exports.
         network: whether a network computed the contours or features.
         seconds: wall time.
-        threshold: contour strength at which the hierarchy is cut unless a number of regions is given.
-        contours: (h', w') contour strength in [0, 1], at the size that was segmented; None after clustering.
-        regions: (h', w') the regions of the watershed, the leaves of the hierarchy; None after clustering.
-        hierarchy: the tree of merges over the regions; None after clustering.
+        threshold: contour strength at which the hierarchy is cut by default.
+        contours: (h', w') contour strength in [0, 1], at the reduced size; None after clustering.
+        regions: (h', w') watershed regions, the leaves of the hierarchy; None after clustering.
+        hierarchy: tree of merges over the regions; None after clustering.
         clusterings: number of clusters → (h', w') label map; None for a hierarchy.
         name: file name of the photograph.
-        path: its file, to which exports refer; None if it was not read from a file.
-        note: how its values were converted, such as rescaling 16 bits; empty for no conversion.
-        names: names of the regions of a user-defined segmentation, which exports carry; empty for none.
+        path: file of the photograph, for references in exports; None if it was not read from a file.
+        note: description of a value conversion, such as rescaling 16 bits; empty for no conversion.
+        names: region names of a user-defined segmentation, included in exports; empty for none.
     """
 
     pixels: NDArray[np.uint8]
@@ -91,7 +91,7 @@ class Segments:
 
     @property
     def k(self) -> int:
-        """Number of regions at the threshold; after clustering, the middle one of ``ks``."""
+        """Number of regions at the threshold; after clustering, the middle entry of ``ks``."""
         if self.hierarchy is not None:
             return self.hierarchy.regions_at(self.threshold)
         return self.ks[len(self.ks) // 2]
@@ -106,18 +106,18 @@ class Segments:
         """Return a label map (h, w), numbered from 0, with borders at the resolution of the photograph.
 
         Args:
-            k: any number of regions of the hierarchy, at most that of its leaves; after clustering, one of ``ks``.
+            k: number of regions, limited to the number of leaves of the hierarchy; after clustering, one of ``ks``.
                 None for the default, :attr:`k`.
 
         Raises:
-            ConfigurationError: k is not positive, or a number of clusters that was not computed.
+            ConfigurationError: k is not positive, or is not in ``ks`` after clustering.
         """
         if self.hierarchy is not None:
             return self.hierarchy.levels([self.k if k is None else k])[0][self._fine]
         return refine_labels(self.small_labels(k), self.pixels)
 
     def small_labels(self, k: int | None = None) -> NDArray[np.int32]:
-        """Return the label map at the size (h', w') that was segmented."""
+        """Return the label map at the reduced size (h', w')."""
         k = self.k if k is None else k
         if self.hierarchy is not None and self.regions is not None:
             return self.hierarchy.levels([k])[0][self.regions]
@@ -132,17 +132,17 @@ class Segments:
         return refine_labels(self.regions, self.pixels, self.contours)
 
     def ucm(self) -> NDArray[np.float64]:
-        """Return the contour map (2h' + 1, 2w' + 1); see :func:`~matbackprop.vision.segmentation.contour_map`.
+        """Return the ultrametric contour map (2h' + 1, 2w' + 1) of the hierarchy.
 
         Raises:
-            ConfigurationError: after clustering there is no hierarchy.
+            ConfigurationError: the model computed clusters instead of a hierarchy.
         """
         if self.hierarchy is None or self.regions is None:
             raise ConfigurationError("Clusters have no contour map. Segment with a contour network instead.")
         return contour_map(self.regions, self.hierarchy)
 
     def with_regions(self, small: NDArray[np.int32], names: Sequence[str] = ()) -> Segments:
-        """Return a copy with a user-defined segmentation (h', w'), numbered from 0, and names of its regions.
+        """Return a copy with a user-defined segmentation (h', w'), numbered from 0, and optional region names.
 
         The name of an unnamed region is ``""``.
         """
@@ -159,7 +159,7 @@ class Segments:
         return int(self.small_labels(k).max()) + 1
 
     def outlined(self, k: int | None = None) -> NDArray[np.uint8]:
-        """Return the photograph with borders, wide enough to be visible if the picture fills a screen."""
+        """Return the photograph with borders, which are wide enough to be visible at screen size."""
         return draw_boundaries(self.pixels, self.labels(k), width=max(1, round(max(self.size) / 600)))
 
     def painted(self, k: int | None = None) -> NDArray[np.uint8]:
@@ -167,7 +167,7 @@ class Segments:
         return paint_labels(self.labels(k))
 
     def show(self, k: int | None = None) -> None:
-        """Show the borders and the regions side by side, in a window or a notebook."""
+        """Show borders and regions side by side, in a window or a notebook."""
         import matplotlib.pyplot as plt
 
         plt.figure(figsize=(12, 6 * self.size[0] / self.size[1] + 0.5), layout="constrained")
@@ -177,7 +177,6 @@ class Segments:
         plt.show()
 
     def _repr_png_(self) -> bytes:
-        """Return the picture for notebooks: the photograph with borders, at most 800 pixels wide and high."""
         from PIL import Image
 
         picture, file = Image.fromarray(self.outlined()), io.BytesIO()
@@ -201,31 +200,31 @@ def segment(
     seed: int = 0,
     device: str = "auto",
 ) -> Any:
-    """Segment one picture or many.
+    """Segment one or several pictures.
 
-    A contour network computes a hierarchy of regions, which is cut at one contour strength for all photographs. A
-    network trained with normalized cuts (``matbackprop train ncuts``) computes clusterings, as in the paper.
+    A contour network computes a hierarchy of regions, which is cut at a fixed contour strength. A network trained with
+    normalized cuts (``matbackprop train ncuts``) computes clusterings, as in the paper.
 
     Args:
-        x: a file, a Pillow image, an array or tensor of one picture, (h, w), (h, w, 3) or (3, h, w), bytes or numbers
-            in [0, 1]; or a folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
-        model: a trained network, or its name (see :func:`load_segmenter`), by default the one in the package; None to
-            use image gradients as contours.
-        ks: numbers of regions (or of clusters) in exports; None for eight.
-        side: larger pictures are segmented at this length of their longer side, and their borders refined.
-        scales: factors of the image size, such as ``(0.75, 1, 1.4)``, whose contours are averaged, each also mirrored
-            (about five times as slow). Averages are weaker: use ``.at(0.84)`` with the network in the package. Empty
-            for the image itself.
-        seed: of K-means.
+        x: a file, a Pillow image, or an array or tensor (h, w), (h, w, 3) or (3, h, w), uint8 or in [0, 1]; or a
+            folder, a pattern such as ``"holiday/*.jpg"``, or a list of any of these.
+        model: a trained network or its name (see :func:`load_segmenter`). Default: the network in the package. None
+            uses image gradients as contours.
+        ks: numbers of regions or clusters in exports; None for eight default values.
+        side: maximum length of the longer side. Larger pictures are reduced to it, and their borders are then refined.
+        scales: image scales, such as ``(0.75, 1, 1.4)``, over which contours are averaged, including mirror images.
+            This is about five times slower. Averaged contours are weaker: use ``.at(0.84)`` with the network in the
+            package. Empty for no averaging.
+        seed: seed of K-means.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
-        :class:`Segments`; a list of them for a folder, a pattern or a list.
+        :class:`Segments`, or a list of them if ``x`` is a folder, a pattern or a list.
 
     Raises:
         DataError: a file cannot be read.
-        ShapeError: an array is not a picture.
-        ConfigurationError: the device is not available, or a number is out of range.
+        ShapeError: the shape of an array is not that of a picture.
+        ConfigurationError: the device is not available, or an option is out of range.
 
     Example:
         >>> picture = np.zeros((40, 60, 3), np.uint8)
@@ -234,7 +233,7 @@ def segment(
         >>> result.k, result.labels(2)[0, [0, 25, 35, 59]].tolist()
         (2, [0, 0, 1, 1])
     """
-    choose_device(device)  # an error also without a network
+    choose_device(device)  # validates the name, also without a network
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
     options: dict[str, Any] = {"side": side, "scales": scales, "seed": seed}
@@ -256,23 +255,21 @@ def segment_frames(
     device: str = "auto",
     **options: Any,
 ) -> Iterator[Segments]:
-    """Segment the frames of a GIF, an animated WebP or PNG, a TIFF of several pages, or a video, one by one.
+    """Segment the frames of a GIF, an animated WebP or PNG, a multi-page TIFF, or a video.
 
-    Frames are independent: the number of a region changes from frame to frame.
+    Frames are segmented independently, so region numbers are not consistent between frames.
 
     Args:
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
-        model: as in :func:`segment`.
-        ks: as in :func:`segment`.
-        every: 1 for all frames, 2 for each second one, and so on.
-        device: device of a loaded model.
+        model, ks, device: as in :func:`segment`.
+        every: segment every n-th frame; 1 for all frames.
         options: ``side``, ``scales`` and ``seed``, as in :func:`segment`.
 
     Yields:
-        :class:`Segments`, named after the file and the number of the frame, from 0.
+        :class:`Segments`, named after the file and the frame number, from 0.
 
     Raises:
-        DataError: the file cannot be read, or is truncated, after the frames before that.
+        DataError: the file cannot be read. The complete frames of a truncated file are yielded first.
     """
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
@@ -290,7 +287,7 @@ def segment_photograph(
     scales: Sequence[float] = (),
     seed: int = 0,
 ) -> Segments:
-    """Segment one picture: :func:`segment` without lists and folders, with a model that is loaded."""
+    """Segment one picture with a loaded model; see :func:`segment`."""
     started = time.perf_counter()
     ks = check_options(model, ks, side, scales)
     photo = prepare(x, side)
@@ -305,7 +302,7 @@ def segment_photograph(
 
 
 class Prepared(NamedTuple):
-    """A picture that was read, and its copy (3, h', w') at the size that is segmented."""
+    """Picture and its copy (3, h', w') at the reduced size."""
 
     pixels: NDArray[np.uint8]
     small: Tensor
@@ -345,10 +342,7 @@ def threshold_of(model: ContourNet | None) -> float:
 
 @torch.no_grad()
 def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] = ()) -> NDArray[np.float32]:
-    """Compute contours (b, h, w) of images (b, 3, h, w) of bytes.
-
-    If scales are given, contours are averaged over scales and mirror images.
-    """
+    """Compute contours (b, h, w) of uint8 images (b, 3, h, w), averaged over scales and mirror images if given."""
     images = images.to(next(model.parameters()).device).float() / 255
     if not scales:
         return model.contours(images).cpu().numpy()
@@ -363,7 +357,7 @@ def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] 
 
 
 def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Compute contours (h, w) of an image (h, w, 3) without a network: 1 − exp(−g/s), g the gradient of Lab colors."""
+    """Compute contours 1 − exp(−g/s) of an image (h, w, 3) from the magnitude g of its Lab color gradient."""
     with needs("segmentation needs scikit-image", "'matbackprop[train]'"):
         from scipy.ndimage import gaussian_filter
         from skimage.color import rgb2lab
@@ -375,7 +369,7 @@ def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
 def divide(
     photo: Prepared, contours: NDArray[np.float32] | None, threshold: float, ks: tuple[int, ...], seconds: float
 ) -> Segments:
-    """Build the hierarchy of a picture from contours, or from its gradients; ``seconds`` were spent before."""
+    """Build the hierarchy of a picture from contours or, if None, its gradients. ``seconds`` is the time so far."""
     started, network = time.perf_counter(), contours is not None
     if contours is None:
         contours = gradient_contours(photo.small.permute(1, 2, 0).numpy())
@@ -390,8 +384,8 @@ def read_input(x: Any) -> tuple[Picture, str]:
     """Read a picture and return it with its file name.
 
     Args:
-        x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. If both
-            could be channels, tensors have them first and arrays last.
+        x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. If the
+            layout is ambiguous, it is channels first for tensors and channels last for arrays.
     """
     from PIL import Image
 
@@ -425,7 +419,7 @@ def read_input(x: Any) -> tuple[Picture, str]:
 
 
 def shrink(pixels: NDArray[np.uint8], side: int) -> Tensor:
-    """Return bytes (3, h, w) of a picture (h, w, 3), reduced to a longer side of at most ``side``."""
+    """Reduce a picture (h, w, 3) to a longer side of at most ``side`` and return it as uint8 (3, h, w)."""
     image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     height, width = image.shape[-2:]
     if max(height, width) <= side:

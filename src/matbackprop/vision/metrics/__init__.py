@@ -1,7 +1,7 @@
-"""Measures of segmentations: covering, Rand index, variation of information, boundaries, objects and parts.
+"""Segmentation metrics: covering, Rand index, variation of information, boundaries, objects and parts.
 
-Functions on NumPy arrays score one image or a data set. The torchmetrics classes compute the same scores over batches
-and processes; they are imported on first use, because torchmetrics is slow to import.
+Functions on NumPy arrays evaluate one image or a data set. The torchmetrics classes compute the same scores over
+batches and processes. They are imported on first use, because torchmetrics is slow to import.
 """
 
 from importlib import import_module

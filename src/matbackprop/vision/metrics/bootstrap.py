@@ -1,4 +1,4 @@
-"""Paired bootstrap: an interval for the difference between two methods on the same images."""
+"""Paired bootstrap confidence intervals."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from matbackprop.errors import DomainError, NonFiniteError, ShapeError
 
 
 class PairedInterval(NamedTuple):
-    """Mean difference of paired scores with its bootstrap interval.
+    """Mean difference of paired scores with its bootstrap confidence interval.
 
     Attributes:
         difference: mean of first − second.
@@ -44,14 +44,14 @@ def paired_bootstrap(
     samples: int = 10_000,
     seed: int = 0,
 ) -> PairedInterval:
-    """Compute an interval for the mean difference of two methods on the same images, by resampling the images.
+    """Compute a bootstrap confidence interval for the mean difference of two methods on the same images.
 
     Args:
-        first: scores ``(n,)`` of one method, one for each image.
-        second: scores ``(n,)`` of the other, in the same order.
-        confidence: fraction of the resampled means inside the interval (percentile method).
+        first: scores ``(n,)`` of the first method, one per image.
+        second: scores ``(n,)`` of the second method, in the same order.
+        confidence: confidence level of the interval (percentile method).
         samples: number of resamples.
-        seed: of the resampling.
+        seed: seed of the resampling.
 
     Returns:
         Mean difference first − second, its interval and standard error.
@@ -59,7 +59,7 @@ def paired_bootstrap(
     Raises:
         ShapeError: the scores are not two vectors of one length ≥ 2.
         NonFiniteError: a score is NaN or infinite.
-        DomainError: ``confidence`` is outside (0, 1), or there is no sample.
+        DomainError: ``confidence`` is outside (0, 1), or ``samples`` is not positive.
 
     Example:
         >>> interval = paired_bootstrap([0.7, 0.8, 0.9, 0.75], [0.6, 0.72, 0.83, 0.7])

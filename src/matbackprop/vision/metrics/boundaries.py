@@ -1,4 +1,4 @@
-"""Boundary measure of the Berkeley benchmark: thinned boundaries matched one to one within a tolerance."""
+"""Boundary precision and recall of the Berkeley benchmark, by one-to-one matching of thinned boundaries."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from matbackprop.errors import DomainError, ShapeError
 from matbackprop.vision.metrics.regions import as_label_map, check_size, harmonic_mean
 
 TOLERANCE = 0.0075
-"""Largest distance of matched boundary pixels as a fraction of the image diagonal."""
+"""Maximum distance between matched boundary pixels, as a fraction of the image diagonal."""
 
 
 def boundary_map(labels: Any) -> NDArray[np.bool_]:
-    """Compute the thin boundaries of a label map, as the benchmark stores them for its human maps.
+    """Compute the thinned boundaries of a label map, as in the ground truth of the benchmark.
 
-    A pixel is marked if the 2×2 block of which it is the upper left corner has two labels along one of its sides. The
-    marks are then thinned to lines of one pixel.
+    A pixel is marked if two labels meet along a side of the 2×2 block whose upper left corner it is. The marked pixels
+    are then thinned to lines of one pixel.
 
     Args:
         labels: integers ``(h, w)``.
 
     Returns:
-        Boundary pixels ``(h, w)``; none for a map of one region.
+        Boolean boundary map ``(h, w)``.
 
     Example:
         >>> boundary_map([[0, 0, 1], [0, 0, 1], [0, 0, 1]]).astype(int)
@@ -46,9 +46,9 @@ def boundary_map(labels: Any) -> NDArray[np.bool_]:
 
 
 def thin_boundaries(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Thin a mask to lines of one pixel, as MATLAB's ``bwmorph(mask, 'thin', Inf)`` and ``skimage.morphology.thin`` do.
+    """Thin a mask to lines of one pixel, like ``bwmorph(mask, 'thin', Inf)`` in MATLAB and ``skimage.morphology.thin``.
 
-    Only marked pixels are visited, which is several times as fast as scikit-image on boundaries.
+    Only marked pixels are visited, which is several times faster than scikit-image on boundaries.
 
     Args:
         mask: booleans ``(h, w)``.
@@ -81,7 +81,7 @@ def thin_boundaries(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 @cache
 def _thinning_tables() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether a pixel is removed in each sub-iteration, for each of the 256 neighborhoods."""
+    """Return whether each of the 256 neighborhoods is removed, for both sub-iterations."""
     codes = np.arange(256)
     x = [((codes >> i) & 1).astype(bool) for i in range(8)]
     x.append(x[0])  # x₉ = x₁
@@ -98,9 +98,9 @@ def _thinning_tables() -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def thin_contours(contours: Any) -> NDArray[np.float32]:
     """Thin a soft contour map by non-maximum suppression across the contours.
 
-    This is the procedure of published methods before the benchmark (``edgesNms`` of Dollár's toolbox with r = 1, s = 5,
-    m = 1.01): smooth slightly, estimate the orientation from second derivatives of a smoother map, set pixels to zero
-    that have a stronger neighbor across the contour, and fade out the outermost five pixels of the image.
+    Published methods apply this step before the benchmark (``edgesNms`` of the toolbox of Dollár with r = 1, s = 5,
+    m = 1.01): smooth slightly, estimate the orientation from second derivatives of a smoother map, set pixels with a
+    stronger neighbor across the contour to zero, and fade out the outermost five pixels of the image.
 
     Args:
         contours: strengths in [0, 1], ``(h, w)``.
@@ -109,8 +109,8 @@ def thin_contours(contours: Any) -> NDArray[np.float32]:
         Strengths on ridges, 0 elsewhere, ``(h, w)``.
 
     Raises:
-        ShapeError: not two-dimensional, or empty.
-        DomainError: a strength outside [0, 1] or NaN.
+        ShapeError: the map is not two-dimensional, or is empty.
+        DomainError: a strength is outside [0, 1] or NaN.
 
     Reference: Dollár, Zitnick, "Fast edge detection using structured forests", PAMI 2015.
     """
@@ -145,24 +145,24 @@ def thin_contours(contours: Any) -> NDArray[np.float32]:
 def match_boundaries(
     boundary: NDArray[np.bool_], truth: NDArray[np.bool_], tolerance: float = TOLERANCE
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Match the boundary pixels of two maps one to one within a tolerance, as many as possible, near ones first.
+    """Compute a maximum one-to-one matching of the boundary pixels of two maps within a tolerance.
 
-    Pixels are paired greedily in the order of their distance. The matching is then enlarged along augmenting paths (a
-    maximum flow), which keep matched pixels matched, so the number of pairs is the largest possible one. The benchmark
-    assigns pixels by least total distance on a randomly thinned graph and finds up to seven pairs fewer. Precision
-    against several human maps depends on the choice among largest matchings by less than 0.001.
+    Pixels are paired greedily in order of distance. The matching is then extended to a maximum matching along
+    augmenting paths (a maximum flow), which keep matched pixels matched. The benchmark minimizes the total distance on
+    a randomly sparsified graph instead and finds up to seven pairs fewer. The choice among maximum matchings changes
+    the precision against several human maps by less than 0.001.
 
     Args:
-        boundary: pixels of the segmentation ``(h, w)``.
-        truth: pixels of the human map ``(h, w)``.
-        tolerance: the largest distance as a fraction of the image diagonal.
+        boundary: boundary pixels of the segmentation ``(h, w)``.
+        truth: boundary pixels of the human map ``(h, w)``.
+        tolerance: maximum distance as a fraction of the image diagonal.
 
     Returns:
-        The matched pixels of each map, two masks ``(h, w)`` with the same number of pixels.
+        Masks ``(h, w)`` of the matched pixels of each map.
 
     Raises:
         ShapeError: the maps differ in size.
-        DomainError: a negative tolerance.
+        DomainError: the tolerance is negative.
 
     Example:
         >>> one, two = np.zeros((2, 4, 100), dtype=bool)
@@ -183,7 +183,7 @@ class _Pixels(NamedTuple):
     """Pixels of a mask in an image with a margin of empty pixels."""
 
     place: NDArray[np.int32]  # flat positions of the pixels, ascending
-    number: NDArray[np.int32]  # at each flat position the number of the pixel, or −1
+    number: NDArray[np.int32]  # index of the pixel at each flat position, or −1
     step: int  # width of the image with its margin
 
     @classmethod
@@ -197,7 +197,7 @@ class _Pixels(NamedTuple):
 
 def _match(one: _Pixels, two: _Pixels, offsets: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return whether each pixel of the first and of the second mask is matched."""
-    if one.place.size > two.place.size:  # the smaller mask has the rows: fewer edges
+    if one.place.size > two.place.size:  # the smaller mask as rows gives fewer edges
         second, first = _match(two, one, offsets)
         return first, second
     steps = (offsets @ (two.step, 1)).astype(np.int32)
@@ -216,9 +216,9 @@ def _match(one: _Pixels, two: _Pixels, offsets: NDArray[np.int64]) -> tuple[NDAr
 def _greedy_matching(
     row: NDArray[np.int32], column: NDArray[np.int32], offset: NDArray[np.int64], rows: int, columns: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Pair pixels offset by offset: the partner of each row and of each column, or −1.
+    """Pair pixels offset by offset and return the partner of each row and column, or −1.
 
-    An offset moves all pixels alike, so no two rows have the same column at one offset.
+    All pixels are shifted by the same offset, so at one offset no two rows compete for a column.
     """
     partner, inverse = np.full(rows, -1, dtype=np.int32), np.full(columns, -1, dtype=np.int32)
     order = np.argsort(offset.astype(np.uint16), kind="stable")
@@ -259,7 +259,7 @@ def _augment(
     graph = csr_array((np.ones(len(heads), dtype=np.int32), heads, starts), shape=(sink + 1, sink + 1))
     flow = maximum_flow(graph, 0, sink).flow
     taken = flow.indptr[1] + np.flatnonzero(flow.data[flow.indptr[1] : flow.indptr[first]] > 0)
-    # Flow ends in unmatched columns only, so a row that loses its partner has a new one.
+    # Flow ends only in unmatched columns, so a row that loses its partner gets a new one.
     partner = partner.copy()
     partner[np.searchsorted(flow.indptr, taken, side="right") - 2] = used[flow.indices[taken] - first]
     return partner
@@ -267,7 +267,7 @@ def _augment(
 
 @cache
 def _offsets(tolerance: float, height: int, width: int) -> tuple[NDArray[np.int64], int]:
-    """Offsets (row, column) within the tolerance, nearest first, and the largest of them."""
+    """Return the offsets (row, column) within the tolerance, nearest first, and the largest offset."""
     if tolerance < 0:
         raise DomainError(f"tolerance must be a non-negative fraction of the image diagonal, got {tolerance}.")
     radius = tolerance * float(np.hypot(height, width))
@@ -281,7 +281,7 @@ def _offsets(tolerance: float, height: int, width: int) -> tuple[NDArray[np.int6
 def boundary_counts(
     segmentations: Sequence[Any], ground_truth: Sequence[Any], tolerance: float = TOLERANCE
 ) -> NDArray[np.int64]:
-    """Count matched and all boundary pixels of one image, for pooled precision and recall.
+    """Count matched and total boundary pixels of one image, for pooled precision and recall.
 
     Recall counts the matched pixels of every human map. Precision counts a pixel of the segmentation as matched if it
     is matched in at least one human map.
@@ -289,10 +289,10 @@ def boundary_counts(
     Args:
         segmentations: label maps ``(h, w)``.
         ground_truth: human label maps ``(h, w)``.
-        tolerance: the largest distance as a fraction of the image diagonal.
+        tolerance: maximum distance as a fraction of the image diagonal.
 
     Returns:
-        ``(t, 4)``: matched and all human pixels, matched and all pixels of the segmentation.
+        ``(t, 4)``: matched and total pixels of the human maps, matched and total pixels of the segmentation.
 
     Example:
         >>> maps = [np.arange(40).reshape(1, 40).repeat(30, 0) > 20]
@@ -305,19 +305,19 @@ def boundary_counts(
 def contour_counts(
     contours: Any, ground_truth: Sequence[Any], *, thresholds: int = 99, tolerance: float = TOLERANCE
 ) -> NDArray[np.int64]:
-    """Count boundary pixels as :func:`boundary_counts` does, for a soft contour map at evenly spaced thresholds.
+    """Count boundary pixels of a soft contour map at evenly spaced thresholds.
 
-    The map is thinned by :func:`thin_contours`, which fades out the outermost five pixels of the image. At each
-    threshold i/(n + 1), i = 1 … n, the pixels at or above it are thinned to lines and matched.
+    The map is thinned by :func:`thin_contours`. At each threshold i/(n + 1), i = 1 … n, the pixels at or above it are
+    thinned to lines and matched.
 
     Args:
         contours: strengths in [0, 1], ``(h, w)``.
         ground_truth: human label maps ``(h, w)``.
         thresholds: number n of thresholds.
-        tolerance: the largest distance as a fraction of the image diagonal.
+        tolerance: maximum distance as a fraction of the image diagonal.
 
     Returns:
-        ``(thresholds, 4)``.
+        ``(thresholds, 4)``, as in :func:`boundary_counts`.
 
     Example:
         >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20
@@ -352,16 +352,16 @@ def _counts(
 
 
 def f_measure(counts: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Compute recall, precision and F = 2PR/(P + R) from counts ``(…, 4)``; 0 without pixels."""
+    """Compute recall, precision and F = 2PR/(P + R) from counts ``(…, 4)``. They are 0 if there are no pixels."""
     recall = counts[..., 0] / np.maximum(counts[..., 1], 1)
     precision = counts[..., 2] / np.maximum(counts[..., 3], 1)
     return recall, precision, harmonic_mean(precision, recall)
 
 
 def boundary_f_measure(segmentation: Any, ground_truth: Sequence[Any], tolerance: float = TOLERANCE) -> float:
-    """Compute the F-measure of the boundaries of one segmentation against the human maps of an image.
+    """Compute the boundary F-measure of a segmentation against the human maps of an image.
 
-    The arguments are those of :func:`boundary_counts`. F is 0 if the segmentation or all human maps have no boundary.
+    It is 0 if the segmentation or all human maps have no boundary. See :func:`boundary_counts` for the arguments.
 
     Example:
         >>> half = np.arange(40).reshape(1, 40).repeat(30, 0) > 20

@@ -1,4 +1,4 @@
-"""Score the segmentations of many images and summarize them as the benchmark and the paper do."""
+"""Evaluate segmentations of many images with the scores of the benchmark and of the paper."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ Maps = Sequence[Any] | Callable[[], Sequence[Any]]
 
 @dataclass(frozen=True)
 class ImageScores(RegionScores):
-    """All measures of one image with ``t`` segmentations and ``g`` human maps.
+    """Scores of one image with ``t`` segmentations and ``g`` human maps.
 
     Attributes:
-        id: name of the image.
-        boundary: matched and all human pixels, matched and all pixels of the segmentation, ``(t, 4)``, or None.
+        id: image name.
+        boundary: boundary counts ``(t, 4)`` of :func:`boundary_counts`, or None.
         objects: precision and recall of objects and parts, ``(t, 2)``, or None.
     """
 
@@ -34,16 +34,16 @@ class ImageScores(RegionScores):
 
     @property
     def paper_best(self) -> float:
-        """The largest covering over segmentations and human maps, the paper's "best"."""
+        """Maximum covering over segmentations and human maps ("best" in the paper)."""
         return float(self.covering.max())
 
     @property
     def paper_average(self) -> float:
-        """The largest mean covering of a segmentation over human maps, the paper's "average"."""
+        """Maximum over segmentations of the mean covering over human maps ("average" in the paper)."""
         return float(self.covering.mean(1).max())
 
     def row(self) -> dict[str, float | int | str]:
-        """Return the measures of the image's best segmentation, for a table with one line per image."""
+        """Return the scores of the best segmentation of the image, as a table row."""
         row: dict[str, float | int | str] = {
             "id": self.id,
             "segmentations": len(self.covering),
@@ -70,21 +70,22 @@ def score_image(
     objects: bool = False,
     tolerance: float = TOLERANCE,
 ) -> ImageScores:
-    """Compute all measures of one image.
+    """Compute the scores of one image.
 
     Args:
-        id: name of the image, for error messages and tables.
-        segmentations: label maps ``(h, w)`` from fine to coarse (any fixed order), or a function that reads them.
+        id: image name, for error messages and tables.
+        segmentations: label maps ``(h, w)``, in the same order for all images (for example from fine to coarse), or a
+            function that reads them.
         ground_truth: human label maps ``(h, w)``, or a function that reads them.
         boundary: also match boundaries, which takes most of the time.
         objects: also match objects and parts.
-        tolerance: of the boundary match, as a fraction of the image diagonal.
+        tolerance: maximum distance between matched boundary pixels, as a fraction of the image diagonal.
 
     Returns:
         The scores of every segmentation against every human map.
 
     Raises:
-        DataError: the maps do not fit together; the message names the image.
+        DataError: the maps differ in size or are invalid. The message contains the image name.
 
     Example:
         >>> score_image("a", [[[0, 0, 1, 1]]], [[[0, 0, 0, 1]], [[0, 0, 1, 1]]]).paper_best
@@ -100,8 +101,8 @@ def score_image(
 def score_maps(
     id: str, maps: Sequence[Any], truths: Sequence[Any], *, boundary: bool, objects: bool, tolerance: float = TOLERANCE
 ) -> ImageScores:
-    """:func:`score_image` of maps in memory, with errors that do not name the image."""
-    # Neighboring levels of a hierarchy are often one object: each is scored once.
+    """Compute :func:`score_image` for maps in memory. Error messages do not contain the image name."""
+    # Neighboring levels of a hierarchy are often the same object, which is evaluated once.
     new = [t == 0 or maps[t] is not maps[t - 1] for t in range(len(maps))]
     level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(maps, new, strict=True) if first]
     people = HumanMaps.of(truths)
@@ -117,20 +118,21 @@ def score_maps(
 def score_images(
     segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], *, workers: int = 0, **options: Any
 ) -> Iterator[ImageScores]:
-    """Score many images.
+    """Compute the scores of many images.
 
     Args:
-        segmentations: label maps of each image, or functions that read them (picklable ones when ``workers`` > 1).
+        segmentations: label maps of each image, or functions that read them. The functions must be picklable if
+            ``workers`` > 1.
         ground_truth: human maps of at least these images, or functions that read them.
-        workers: number of processes; 0 and 1 stay in this one.
+        workers: number of processes; 0 and 1 use the current process.
         options: ``boundary``, ``objects`` and ``tolerance`` of :func:`score_image`.
 
     Yields:
         Scores in the order of ``segmentations``.
 
     Raises:
-        DataError: there is no image, or images have no human maps. After all others were scored: the list of images
-            whose files cannot be read or whose maps do not fit together.
+        DataError: there is no image, or images have no human maps. Images with unreadable or incompatible maps are
+            listed in one error after all other images were evaluated.
     """
     if not segmentations:
         raise DataError("There is no segmentation to evaluate. Pass at least one image.")
@@ -162,13 +164,14 @@ def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
 def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
     """Compute the scores of a data set from the scores of its images.
 
-    ODS uses one segmentation number for all images, OIS the best one for each image. Covering pools all human maps, so
-    an image with more annotators weighs more. PRI, VI, the paper's measures and precision and recall of objects and
-    parts are means over images. Boundary precision and recall come from pooled counts, and ODS is interpolated between
-    neighboring segmentations, as in the benchmark.
+    ODS (optimal data set scale) uses the same segmentation index for all images; OIS (optimal image scale) uses the
+    best segmentation of each image. Covering pools all human maps, so an image with more annotators has a larger
+    weight. PRI, VI, the scores of the paper, and precision and recall of objects and parts are means over images.
+    Boundary precision and recall are computed from pooled counts, and their ODS is interpolated between neighboring
+    segmentations, as in the benchmark.
 
     Args:
-        scores: of at least one image.
+        scores: scores of at least one image.
 
     Returns:
         ``covering_ods``, ``covering_ois``, ``covering_best``, ``paper_best``, ``paper_average``, ``pri_ods``,
@@ -177,7 +180,7 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
         numbers of segmentations.
 
     Raises:
-        DataError: no image.
+        DataError: ``scores`` is empty.
 
     Example:
         >>> scores = [score_image(name, [[[0, 1, 1, 1]], [[0, 0, 1, 1]]], [[[0, 0, 0, 1]]]) for name in "ab"]
@@ -233,13 +236,13 @@ MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str
     "boundary": (lambda score: score.boundary, boundary_scores),
     "objects": (lambda score: score.objects, lambda rows: _named("objects", over_scales(rows, best_f))),
 }
-"""Measure → its row for an image, and the scores of a data set from the rows of its images."""
+"""Metric → its row for an image, and the scores of a data set from the rows of its images."""
 
 
 def over_scales(
     values: Sequence[NDArray[np.float64]], best: Callable[[NDArray[np.float64]], Any] = np.max
 ) -> tuple[float, float]:
-    """Compute ODS and OIS of a score that is averaged over images; ODS is NaN if the numbers of scores differ.
+    """Compute ODS and OIS of a score that is averaged over images. ODS is NaN if the numbers of scores differ.
 
     Example:
         >>> over_scales([np.array([0.2, 0.6]), np.array([0.8, 0.3])])
@@ -254,10 +257,10 @@ def _same_number(values: Sequence[NDArray[Any]] | NDArray[Any]) -> bool:
 
 
 def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> float:
-    """Compute the area under the curve of boundary precision over recall, as the benchmark does.
+    """Compute the average boundary precision of the benchmark, the area under the precision-recall curve.
 
-    Precision is interpolated linearly at recalls 0, .01, … 1, and is 0 outside the recalls of the segmentations. The
-    area is NaN if images have different numbers of segmentations.
+    Precision is interpolated linearly at recalls 0, 0.01, …, 1 and is 0 outside the recalls of the segmentations. The
+    result is NaN if images have different numbers of segmentations.
     """
     if not _same_number(counts):
         return float("nan")
@@ -270,14 +273,14 @@ def boundary_average_precision(counts: Sequence[NDArray[np.int64]] | NDArray[np.
 
 
 def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> dict[str, Any]:
-    """Compute boundary precision and recall of all levels from pooled counts, and the best point between levels.
+    """Compute boundary precision and recall of all levels from pooled counts, and the best point on the curve.
 
     Args:
-        counts: of each image, ``(t, 4)`` as of ``boundary_counts``, the same t for all images.
+        counts: counts ``(t, 4)`` of :func:`boundary_counts` for each image, with the same t for all images.
 
     Returns:
-        ``recall``, ``precision`` and ``f``, lists of t numbers, and ``ods``: ``level`` (from 1; fractional between
-        two levels), ``recall``, ``precision`` and ``f`` of the largest F.
+        ``recall``, ``precision`` and ``f``, lists of t numbers, and ``ods``, the point of the largest F: ``level``
+        (from 1; fractional between two levels), ``recall``, ``precision`` and ``f``.
 
     Example:
         >>> round(boundary_curve([np.array([[8, 10, 8, 20], [4, 10, 4, 5]])])["ods"]["f"], 3)
@@ -297,7 +300,7 @@ def boundary_curve(counts: Sequence[NDArray[np.int64]] | NDArray[np.int64]) -> d
 def evaluate_segmentations(
     segmentations: Mapping[str, Maps], ground_truth: Mapping[str, Maps], **options: Any
 ) -> dict[str, float]:
-    """Evaluate segmentations of many images: :func:`summarize` of :func:`score_images`, with its options.
+    """Evaluate segmentations of many images by :func:`score_images`, with its options, and :func:`summarize`.
 
     Example:
         >>> half = [[0, 0, 1, 1]]

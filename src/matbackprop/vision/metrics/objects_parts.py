@@ -9,28 +9,28 @@ from numpy.typing import NDArray
 from matbackprop.vision.metrics.regions import HumanMaps, Overlaps, harmonic_mean
 
 OBJECT = 0.9
-"""Relative overlap from which two regions are the same object, or one is inside the other."""
+"""Minimum relative overlap for two regions to be the same object, or for one to be inside the other."""
 PART = 0.25
-"""Smallest fraction of a region that a part of it covers."""
+"""Minimum fraction of a region that a part covers."""
 PART_WEIGHT = 0.1
 """Weight of a part relative to an object."""
 COVERED = 0.99
-"""Fraction of the image that candidates cover."""
+"""Fraction of the image covered by candidates."""
 
 
 def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:
     """Compute precision and recall of objects and parts for the segmentations of one image.
 
     Let p = |r∩g|/|r| and q = |r∩g|/|g| for a region r of the segmentation and g of a human map. *Candidates* are the
-    largest regions of a map, in order of area, while those before them cover less than 99 % of the image. Candidates r
-    and g are both *objects* if p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* if p ≥ .9 and
-    .25 ≤ q < .9 for a candidate g, and g likewise with p and q exchanged. All regions count as *fragments*: r collects
-    p from every g with q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
+    largest regions of a map, in order of area, until they cover 99 % of the image. Candidates r and g are both
+    *objects* if p ≥ .9 and q ≥ .9. A candidate r that is not an object is a *part* if p ≥ .9 and .25 ≤ q < .9 for a
+    candidate g, and g likewise with p and q exchanged. All regions count as *fragments*: r collects p from every g with
+    q ≥ .9 > p, and g collects q from every r with p ≥ .9 > q. Then
 
-    precision = (objects + .1·parts + (Σ collected by candidates r that are neither)/people) / candidates r,
+    precision = (objects + .1·parts + (Σ collected by candidates r that are neither)/annotators) / candidates r,
     recall = (objects + .1·parts + Σ collected by candidates g that are neither) / candidates g,
 
-    where r is an object or a part if it is one for any person, and recall counts the regions of all people.
+    where r is an object or a part if it is one for any annotator, and recall counts the regions of all annotators.
 
     Args:
         segmentations: label maps ``(h, w)``, at least one.
@@ -41,7 +41,7 @@ def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any])
 
     Raises:
         ShapeError: a list is empty or the maps differ in size.
-        LabelError: a map has values that are not integers.
+        LabelError: the labels of a map are not integers.
 
     Example:
         >>> objects_and_parts([[[0, 0, 1, 1]], [[0, 0, 0, 0]]], [[[3, 3, 5, 5]]]).tolist()
@@ -55,7 +55,7 @@ def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any])
 
 
 def score_objects(people: HumanMaps, overlaps: Sequence[Overlaps]) -> NDArray[np.float64]:
-    """:func:`objects_and_parts` from counted overlaps."""
+    """Compute :func:`objects_and_parts` from counted overlaps."""
     return np.array([_precision_and_recall(one, people) for one in overlaps])
 
 

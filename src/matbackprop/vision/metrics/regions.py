@@ -1,4 +1,4 @@
-"""Covering, Rand index and variation of information, from the pixels that regions of two maps share."""
+"""Covering, Rand index and variation of information of two label maps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _DENSE_CELLS = 1 << 22  # larger tables of counts are built by sorting
 
 @dataclass(frozen=True)
 class RegionScores:
-    """Region measures of one image: ``t`` segmentations against ``g`` human maps.
+    """Region metrics of one image: ``t`` segmentations against ``g`` human maps.
 
     Attributes:
         covering: Cover(S_t → G_g), ``(t, g)``.
         rand_index: Rand index, ``(t, g)``.
         variation_of_information: in bits, ``(t, g)``.
-        best_covering: per human map, each of its regions covered by the best region over all segmentations, ``(g,)``.
+        best_covering: covering of each human map by the best regions over all segmentations, ``(g,)``.
         pixels: number of pixels of the image.
     """
 
@@ -44,8 +44,8 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
         The labels ``(h, w)``, integer.
 
     Raises:
-        ShapeError: not two-dimensional, or without a pixel.
-        LabelError: fractional, non-finite or enormous values.
+        ShapeError: the array is not two-dimensional, or is empty.
+        LabelError: values are fractional, non-finite or too large for int64.
     """
     if hasattr(labels, "detach"):
         labels = labels.detach().cpu().numpy()
@@ -66,7 +66,7 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
 
 
 def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDArray[np.int64], int]:
-    """Number the labels of a map 0 … k−1 in ascending order of their values.
+    """Renumber the labels of a map to 0 … k−1, in ascending order of their values.
 
     Args:
         labels: integers ``(h, w)``.
@@ -83,7 +83,9 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
     array = as_label_map(labels, name)
     low, high = int(array.min()), int(array.max())
     if high - low <= 4 * array.size + 1024:  # a table look-up is about twenty times faster than sorting
-        shifted = array.astype(np.int64) - array.min().astype(np.int64)  # right for uint64 too, since both wrap around
+        shifted = array.astype(np.int64) - array.min().astype(
+            np.int64
+        )  # also correct for uint64, since both wrap around
         present = np.bincount(shifted.ravel()) > 0
         table = np.cumsum(present) - 1
         return table[shifted], int(table[-1]) + 1
@@ -92,9 +94,10 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
 
 
 def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> RegionScores:
-    """Compute all region measures of the segmentations of one image against its human maps.
+    """Compute all region metrics of the segmentations of one image against its human maps.
 
-    With n the pixels shared by a human region R and a region R′ of the segmentation, N the pixels of the image:
+    Let n be the number of pixels shared by a human region R and a region R′ of the segmentation, and N the number of
+    pixels of the image. Then
     IoU(R, R′) = n/(|R| + |R′| − n), Cover(S → G) = Σ_R |R| max_R′ IoU(R, R′) / N,
     RI = 1 − (½Σ|R|² + ½Σ|R′|² − Σn²) / (N(N−1)/2) and VI = (Σ|R| log₂|R| + Σ|R′| log₂|R′| − 2Σn log₂ n) / N.
 
@@ -107,7 +110,7 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
 
     Raises:
         ShapeError: a list is empty or the maps differ in size.
-        LabelError: a map has values that are not integers.
+        LabelError: the labels of a map are not integers.
 
     Example:
         >>> scores = region_scores([[[0, 0], [1, 1]], [[0, 0], [0, 0]]], [[[5, 5], [9, 9]]])
@@ -123,7 +126,7 @@ def region_scores(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> 
 
 
 def score_regions(people: HumanMaps, overlaps: Sequence[Overlaps]) -> RegionScores:
-    """:func:`region_scores` from counted overlaps."""
+    """Compute :func:`region_scores` from counted overlaps."""
     first, areas, pixels = people.first, people.areas, people.atoms.size
     covering, rand, information = np.empty((3, len(overlaps), len(first)))
     best = np.zeros(len(areas))
@@ -139,7 +142,7 @@ def score_regions(people: HumanMaps, overlaps: Sequence[Overlaps]) -> RegionScor
         disagreement = 0.5 * (square_sum + np.sum(own * own)) - np.add.reduceat(shared * shared, blocks)
         rand[t] = 1 - disagreement / max(pixels * (pixels - 1) / 2, 1)
         joint = np.add.reduceat(_xlog2x(shared), blocks)
-        # Rounding may give a negative distance for equal partitions.
+        # Rounding errors can make the distance of equal partitions negative.
         information[t] = np.maximum((log_sum + _xlog2x(own).sum() - 2 * joint) / pixels, 0)
     return RegionScores(covering, rand, information, np.add.reduceat(areas * best, first) / pixels, pixels)
 
@@ -147,7 +150,7 @@ def score_regions(people: HumanMaps, overlaps: Sequence[Overlaps]) -> RegionScor
 def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
     """Compute the covering of a human map by a segmentation, Σ_R |R| max_R′ IoU(R, R′) / N; see :func:`region_scores`.
 
-    It is in (0, 1], and 1 for equal partitions. It is not symmetric: the regions of the human map are covered.
+    It is in (0, 1], is 1 for equal partitions, and is not symmetric.
 
     Example:
         >>> segmentation_covering([[0, 0, 1, 1]], [[0, 0, 0, 1]])
@@ -157,7 +160,7 @@ def segmentation_covering(segmentation: Any, ground_truth: Any) -> float:
 
 
 def rand_index(segmentation: Any, ground_truth: Any) -> float:
-    """Compute the Rand index of two label maps: the fraction of pairs of pixels that both join or both separate.
+    """Compute the Rand index of two label maps: the fraction of pixel pairs that both maps join or both separate.
 
     The probabilistic Rand index (PRI) is its mean over annotators.
 
@@ -169,7 +172,7 @@ def rand_index(segmentation: Any, ground_truth: Any) -> float:
 
 
 def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
-    """Compute the variation of information of two label maps in bits, H(S|G) + H(G|S): a metric on partitions.
+    """Compute the variation of information H(S|G) + H(G|S) of two label maps in bits.
 
     Example:
         >>> variation_of_information([[0, 0, 1, 1]], [[0, 1, 0, 1]])
@@ -179,10 +182,10 @@ def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
 
 
 class Overlaps(NamedTuple):
-    """Pixels shared by human regions and regions of a segmentation, without zeros, sorted by row.
+    """Nonzero numbers of pixels shared by human regions and regions of a segmentation, sorted by row.
 
     Attributes:
-        rows: human regions, numbered through all maps.
+        rows: human regions, numbered consecutively over all maps.
         columns: regions of the segmentation.
         shared: number of shared pixels.
         areas: pixels of each region of the segmentation.
@@ -195,17 +198,16 @@ class Overlaps(NamedTuple):
 
 
 class HumanMaps(NamedTuple):
-    """The human maps of one image and their common refinement, whose regions are called atoms.
+    """Human maps of one image and their common refinement, whose regions are called atoms.
 
-    An image has about a thousand atoms. The overlaps of a segmentation with atoms are counted once and summed for each
-    human map.
+    Overlaps of a segmentation with atoms, typically a thousand per image, are counted once and summed for each map.
 
     Attributes:
         shape: height and width.
-        first: (g,) the first region of each map; regions are numbered through all maps.
-        areas: pixels of each region.
-        atoms: (pixels,) the atom of each pixel.
-        regions_of: (g, atoms) each map's region of each atom.
+        first: (g,) index of the first region of each map; regions are numbered consecutively over all maps.
+        areas: number of pixels of each region.
+        atoms: (pixels,) atom of each pixel.
+        regions_of: (g, atoms) region of each atom in each map.
     """
 
     shape: tuple[int, ...]
@@ -259,7 +261,7 @@ def _count(
 
 
 def harmonic_mean(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """2ab/(a + b), and 0 if both are 0."""
+    """Compute 2ab/(a + b), or 0 if both are 0."""
     return 2 * a * b / np.maximum(a + b, np.finfo(np.float64).tiny)
 
 

@@ -1,8 +1,6 @@
-"""The measures as torchmetrics classes.
+"""Segmentation metrics as torchmetrics classes.
 
-``update(segmentations, ground_truth)`` takes the ``t`` segmentations and the ``g`` human maps of one image, lists of
-integer maps ``(h, w)`` or one tensor ``(t, h, w)``. Each image has one row of a ``cat`` state, because ODS needs all
-images of all processes.
+Each image is one row of a ``cat`` state, because ODS needs the scores of all images of all processes.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ Maps = Sequence[Any]
 
 
 class _PerImage(Metric):
-    """One of ``MEASURES``, with one row per image."""
+    """Base class: a metric of ``MEASURES``, with one row per image."""
 
     is_differentiable = False
     full_state_update = False
@@ -42,11 +40,12 @@ class _PerImage(Metric):
         """Score one image.
 
         Args:
-            segmentations: ``t`` label maps ``(h, w)``, the same number for every image.
-            ground_truth: human label maps ``(h, w)``.
+            segmentations: list of integer label maps ``(h, w)`` or tensor ``(t, h, w)``, with the same number of maps
+                for every image.
+            ground_truth: list of human label maps ``(h, w)`` or tensor ``(g, h, w)``.
 
         Raises:
-            ShapeError: the maps differ in size, or images in the number of segmentations.
+            ShapeError: the maps differ in size, or the images differ in the number of segmentations.
         """
         options = {name: self.measure == name for name in ("boundary", "objects")}
         scores = score_maps("", list(segmentations), list(ground_truth), tolerance=self.tolerance, **options)
@@ -60,7 +59,7 @@ class _PerImage(Metric):
         rows.append(row)
 
     def compute(self) -> dict[str, Tensor]:
-        """Named scores over all images so far, float64 scalars."""
+        """Compute the scores over all images so far, as float64 scalars."""
         scores = MEASURES[self.measure][1](dim_zero_cat(self.rows).cpu().numpy())
         return {name: torch.tensor(value, dtype=torch.float64, device=self.device) for name, value in scores.items()}
 
@@ -114,8 +113,8 @@ class BoundaryFMeasure(_PerImage):
     """F-measure of matched boundaries, ``boundary_ods`` and ``boundary_ois``, and average precision ``boundary_ap``.
 
     Args:
-        tolerance: the largest distance of matched pixels as a fraction of the image diagonal.
-        options: of ``torchmetrics.Metric``.
+        tolerance: maximum distance between matched pixels, as a fraction of the image diagonal.
+        options: options of ``torchmetrics.Metric``.
 
     Example:
         >>> import torch

@@ -1,1 +1,1 @@
-"""Figures, tables and pages of runs, from plain arrays, dictionaries and the files of a run folder."""
+"""Figures, tables and HTML reports of runs."""

@@ -1,6 +1,6 @@
-"""Figures of a run: curves, a confusion matrix, and grids of pictures.
+"""Figures of a run: curves, a confusion matrix, and grids of images.
 
-Every function takes plain arrays, writes the file if ``path`` is given and returns the matplotlib figure. It raises
+The functions take plain arrays, write a file if ``path`` is given and return the matplotlib figure. They raise
 ShapeError if there is nothing to draw or lengths differ.
 """
 
@@ -28,7 +28,7 @@ from matbackprop.vision.files import is_number
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
-"""Eight hues that are distinguishable on white, on near-black and with color blindness, in drawing order."""
+"""Eight hues in drawing order, distinguishable on light and dark pages and with color blindness."""
 
 INK = "#1d2025"
 MUTED = "#6b7280"
@@ -37,8 +37,8 @@ SURFACE = "#ffffff"
 
 _FONTS = ("Inter", "Helvetica Neue", "Arial", "Liberation Sans", "DejaVu Sans")
 _RC: Any = {
-    # A list of families instead of a generic one, so that missing glyphs fall back to the next font. DejaVu Sans
-    # comes with matplotlib and has all Greek letters and mathematical symbols.
+    # Missing glyphs fall back to the next font only if families are listed. DejaVu Sans is included in matplotlib and
+    # has all Greek letters and mathematical symbols.
     "font.family": [name for name in _FONTS if name in font_manager.get_font_names()],
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -72,7 +72,7 @@ _RC: Any = {
 }
 
 styled = mpl.rc_context(_RC)
-"""Decorate a function to draw in the shared style instead of the user's settings."""
+"""Decorator that applies the shared style instead of the settings of the user."""
 
 
 @styled
@@ -91,7 +91,7 @@ def figure(
 
 @styled
 def finish(fig: Figure, path: str | Path | None) -> Figure:
-    """Write ``fig`` to ``path``, if given, and return it. The folder is created; the suffix selects the format."""
+    """Write ``fig`` to ``path``, if given, and return it. The folder is created, and the suffix selects the format."""
     if path is not None:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +103,10 @@ def finish(fig: Figure, path: str | Path | None) -> Figure:
 
 @styled
 def svg(fig: Figure, *, prefix: str = "f") -> str:
-    """Return ``fig`` as an ``<svg>`` element for inlining in a page, with colors from the page's CSS variables.
+    """Return ``fig`` as an inline ``<svg>`` element with colors from CSS variables.
 
-    The text, axes and grid colors become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that one drawing
-    works on light and dark pages. ``prefix`` is prepended to every id, so that ids on one page are unique.
+    The colors of text, axes and grid become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that a figure is
+    readable on light and dark pages. ``prefix`` is prepended to every id, so that ids on one page are unique.
 
     Example:
         >>> fig, (axes,) = figure()
@@ -131,10 +131,10 @@ _BOOKKEEPING = ("step", "epoch", "time")
 
 
 def curve_panels(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Sort the names in rows of ``metrics.jsonl`` into panels, title → names: stages of one quantity share a panel.
+    """Group the names in rows of ``metrics.jsonl`` into panels, title → names.
 
-    The loss comes first, then validation metrics, other training metrics, other groups such as the layer's, and last
-    the learning rate and the speed.
+    Training and validation values of one quantity share a panel. The loss is first, followed by validation metrics,
+    other training metrics, other groups such as ``layer``, the learning rate and the speed.
 
     Example:
         >>> curve_panels([{"step": 1, "train/loss": 2.0, "layer/rank": 4}, {"step": 2, "val/loss": 1.5}])
@@ -163,10 +163,10 @@ def curves(
     *,
     panels: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:
-    """Draw the curves of a run, one panel per quantity, with its stages in one panel.
+    """Draw the curves of a run, one panel per quantity.
 
-    Long curves are drawn faintly with their running mean on top; a panel whose values span more than a factor of 300
-    gets a logarithmic axis. Missing and null values (metrics that were not finite) are skipped.
+    Long curves are drawn faintly with their running mean on top. A panel whose values span more than a factor of 300
+    has a logarithmic axis. Missing and null values (metrics that were not finite) are skipped.
 
     Args:
         metrics: rows of ``metrics.jsonl``.
@@ -225,13 +225,13 @@ def lines(
     log: str = "",
     emphasis: str | None = None,
 ) -> Figure:
-    """Draw named lines on one pair of axes, each labeled in a legend next to the plot.
+    """Draw named lines with a legend next to the plot.
 
     Args:
         series: name → (x, y).
         path: file to write, or ``None``.
         title, xlabel, ylabel: title and axis labels.
-        log: the logarithmic axes, any of ``""``, ``"x"``, ``"y"``, ``"xy"``.
+        log: logarithmic axes: ``""``, ``"x"``, ``"y"`` or ``"xy"``.
         emphasis: name of the line to draw thicker.
 
     Example:
@@ -252,9 +252,9 @@ def lines(
 def confusion_matrix(
     counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
 ) -> Figure:
-    """Draw a confusion matrix, each row divided by its sum (the fraction of a true class with each prediction).
+    """Draw a confusion matrix with normalized rows.
 
-    Counts are (k, k), rows the true classes, columns the predictions.
+    Rows of the counts (k, k) are true classes; columns are predictions.
 
     Example:
         >>> fig = confusion_matrix([[8, 2], [1, 9]], ["disk", "square"])
@@ -288,10 +288,10 @@ def confusion_matrix(
 
 
 def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
-    """Renumber a label map so that regions have the numbers and colors of the regions that they overlap most.
+    """Renumber a label map to match the labels of overlapping regions in a reference map.
 
-    Regions are paired one to one so that the pairs share as many pixels as possible; the others get numbers that
-    ``reference`` does not have.
+    Regions are paired one to one so that the pairs share as many pixels as possible. Unpaired regions get labels that
+    do not occur in ``reference``.
 
     Example:
         >>> match_labels(np.array([[5, 5, 2, 2, 9]]), np.array([[0, 0, 0, 1, 1]])).tolist()
@@ -318,14 +318,13 @@ def segmentation_grid(
     *,
     width: float = 11.0,
 ) -> Figure:
-    """Draw images next to their segmentations, like the paper's qualitative figure.
+    """Draw images next to their segmentations.
 
-    Regions have the colors of the regions that they overlap most in the last label map of their row, usually a human
-    map.
+    Colors are matched to overlapping regions in the last label map of the row, usually a human map.
 
     Args:
-        columns: the titles of the columns.
-        rows: one list of cells for each image; a cell is an image, an integer label map (h, w), or ``None`` for empty.
+        columns: column titles.
+        rows: one list of cells per image. A cell is an image, an integer label map (h, w), or ``None`` if empty.
         path: file to write, or ``None``.
         width: width of the figure in inches.
 

@@ -1,6 +1,6 @@
-"""One self-contained HTML page for a run: configuration, curves and results.
+"""Self-contained HTML report of a run: configuration, curves and results.
 
-The page embeds its pictures and styles, loads no other files, and supports light and dark color schemes.
+The page embeds images and styles, loads no other files, and supports light and dark color schemes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ GLOSSARY = {
     "power": "exponent of the matrix power",
     "soft_rank": "trace of the soft projector",
 }
-"""Meaning of the names in ``metrics.jsonl`` and ``summary.json``, by their last part."""
+"""Descriptions of the metrics in ``metrics.jsonl`` and ``summary.json``, by the last part of their names."""
 
 _HEADLINES = 6
 _TEMPLATE = Template((Path(__file__).parent / "page.html").read_text(encoding="utf-8"))
 
 
 class Page:
-    """A page assembled from parts in order."""
+    """HTML page, assembled in order."""
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self.title = title
@@ -62,7 +62,7 @@ class Page:
         self._parts.append(f"<p>{html.escape(paragraph)}</p>")
 
     def tiles(self, values: Mapping[str, float | str]) -> None:
-        """Add a row of headline numbers below the title."""
+        """Add a row of key values below the title."""
         cells = [
             f'<div class="tile"><div class="name">{html.escape(name)}</div>'
             f'<div class="value">{html.escape(_as_text(value))}</div></div>'
@@ -75,7 +75,7 @@ class Page:
         self._parts.append(f'<div class="card">{table.html()}</div>')
 
     def curves(self, metrics: Sequence[Mapping[str, Any]], panels: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Add the curves of a run (see :func:`~matbackprop.vision.report.figures.curves`), in rows."""
+        """Add the curves of a run; see :func:`~matbackprop.vision.report.figures.curves`."""
         drawings = [
             svg(curves(metrics, panels={title: names}), prefix=f"p{len(self._parts)}-{number}")
             for number, (title, names) in enumerate((panels or curve_panels(metrics)).items())
@@ -153,12 +153,12 @@ def _facts(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, A
 def write_report(run_folder: RunFolder) -> Path:
     """Write ``report.html`` into a run folder from its existing files.
 
-    The page shows the final metrics, all curves, every picture under ``figures/``, versions and command of the last
-    start, the configuration and the end of the log. Sections without a file are omitted, so a report can be written
-    at any moment of a run.
+    The page shows the final metrics, all curves, the images under ``figures/``, versions and command of the last
+    start, the configuration and the end of the log. Sections without a file are omitted, so a report can also be
+    written during a run.
 
     Raises:
-        DataError: the folder is not a run; nothing is written.
+        DataError: the folder is not a run folder.
 
     Example:
         >>> import tempfile

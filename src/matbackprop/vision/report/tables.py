@@ -1,4 +1,4 @@
-"""Tables for the console (rich), Markdown and HTML."""
+"""Tables for the terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Cell = str | SupportsFloat | None
 
 
 def format_number(value: float, spec: str = "") -> str:
-    """Write a number for a table: by ``spec`` if given, otherwise with four significant digits; NaN and ∞ by name.
+    """Format a number by ``spec``, if given, or with four significant digits.
 
     Example:
         >>> [format_number(v) for v in (3, 0.123456, 1234.5678, 2.5e-8, float("nan"))]
@@ -37,18 +37,18 @@ def format_number(value: float, spec: str = "") -> str:
 
 @dataclass
 class Table:
-    """A table of named columns.
+    """Table with named columns.
 
     Args:
-        columns: the column names.
-        rows: the cells, row by row: text, numbers, or ``None`` for an empty cell.
-        title: a line above the table.
-        note: a line below it.
+        columns: column names.
+        rows: cells, row by row: text, numbers, or ``None`` for an empty cell.
+        title: line above the table.
+        note: line below the table.
         formats: column name → format specification of its numbers, such as ``".1f"``.
-        best: column name → ``"min"`` or ``"max"``; the best number is set in bold.
+        best: column name → ``"min"`` or ``"max"``; the best number is bold.
 
     Raises:
-        ShapeError: a row does not fit the columns.
+        ShapeError: the length of a row differs from the number of columns.
 
     Example:
         >>> table = Table(["model", "error"], [["AlexNet", 25.3], ["DeepO2P-FC", 25.2]], best={"error": "min"})
@@ -81,7 +81,7 @@ class Table:
         ]
 
     def _texts(self, escape: Callable[[str], str], bold: str) -> list[tuple[str, ...]]:
-        """Return the texts of all rows, escaped; the best of a column are set in ``bold``, such as ``"<b>{}</b>"``."""
+        """Return the escaped texts of all rows. ``bold`` is a template for the best numbers, such as ``<b>{}</b>``."""
         columns = []
         for name, cells in zip(self.columns, self._columns(), strict=True):
             known = [number for cell in cells if (number := _number(cell)) is not None and not math.isnan(number)]
@@ -91,7 +91,7 @@ class Table:
         return list(zip(*columns, strict=True))
 
     def markdown(self) -> str:
-        """Return the table in Markdown, with the title as a bold line before it and the note after it."""
+        """Return the table in Markdown, with the title in bold above and the note below."""
         head = [_escape_pipes(name) for name in self.columns]
         rule = ["---:" if right else "---" for right in self._right_aligned()]
         lines = [f"**{self.title}**", ""] if self.title else []
@@ -99,7 +99,7 @@ class Table:
         return "\n".join([*lines, "", self.note] if self.note else lines)
 
     def html(self) -> str:
-        """Return the table as an HTML ``<table>``, escaped."""
+        """Return the table as an escaped HTML ``<table>``."""
         kinds = [" class=num" if right else "" for right in self._right_aligned()]
 
         def row_of(tag: str, cells: Iterable[str]) -> str:
@@ -127,7 +127,7 @@ class Table:
         return table
 
     def show(self) -> None:
-        """Print the table to the console."""
+        """Print the table to the terminal."""
         from rich.console import Console
 
         Console().print(self.rich())
