@@ -211,7 +211,7 @@ class Inner(nn.Module):
 
 
 def test_a_layer_that_is_not_found_can_be_named(image):
-    with pytest.raises(ConfigurationError, match=r"Name one with at= .*features\.1"):
+    with pytest.raises(ConfigurationError, match=r"Pass its name as at= .*features\.1"):
         replace_pool(Inner(), image)
     model = replace_pool(Inner(), image, at="features", reduce=4)
     assert all(name.startswith("features.1.second_order.") for name in added(model))

@@ -1,6 +1,6 @@
-"""Modules that store their options and call the operators of :mod:`matbackprop.functional`.
+"""Modules for the operators of :mod:`matbackprop.functional`.
 
-A module takes the options of its function and is called with the function's tensors:
+The constructor takes the options of the function; calling the module takes its tensors:
 
     >>> import torch
     >>> from matbackprop import nn

@@ -1,4 +1,4 @@
-"""Second-order pooling by matrix products, for formats without eigendecompositions such as ONNX."""
+"""Export of second-order pooling to formats without eigendecompositions, such as ONNX."""
 
 from __future__ import annotations
 
@@ -12,30 +12,29 @@ from matbackprop.errors import ConfigurationError
 from matbackprop.nn._operator import Operator
 from matbackprop.nn._second_order_pool import SecondOrderPool
 
-# Steps of successive square roots: eigenvalues from 1e-10 on grow by 9/4 in each until they are near 1, then converge
-# quadratically. Each root starts from the previous one.
+# Iterations of successive square roots. Each step multiplies small eigenvalues by 9/4; near 1 convergence is quadratic.
+# The counts suffice for eigenvalues from 1e-10.
 _ROOTS = (40, 26, 18, 14, 12, 10, 9, 9)
 _TERMS = 20
 _POWERS = {"sqrt": 0.5, "inv_sqrt": -0.5, "inverse": -1.0, "log": None}
 
 
 def for_export(model: nn.Module) -> nn.Module:
-    """Copy a model, with its second-order layers computed by matrix products, for ``torch.onnx.export``.
+    """Copy a model and replace its second-order layers by matrix products, for ``torch.onnx.export``.
 
     ONNX has no eigendecomposition. The matrix functions of :class:`SecondOrderPool`, :class:`SecondOrderPool2d`,
-    :class:`SecondOrderHead` and of models changed by :func:`replace_pool` become Newton–Schulz square roots, and a
-    series for the logarithm, in float64. Results agree to rounding if ε is at least 1e-10 of the norm of the pooled
-    matrix.
+    :class:`SecondOrderHead` and :func:`replace_pool` are computed in float64 by Newton–Schulz square roots and a series
+    for the logarithm. Results agree to rounding if ε is at least 1e-10 times the norm of the pooled matrix.
 
     Args:
-        model: any module. Its functions may be ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"inverse"`` and ``"power"``.
+        model: any module. Supported matrix functions are ``"log"``, ``"sqrt"``, ``"inv_sqrt"``, ``"inverse"`` and
+            ``"power"``.
 
     Returns:
-        A copy in evaluation mode for inference: gradients are those of the iterations, and trained ε and exponents
-        are constants.
+        A copy in evaluation mode, for inference only. Trained ε and exponents are constants.
 
     Raises:
-        ConfigurationError: another function, or another module of the package, such as a decomposition.
+        ConfigurationError: the model contains an unsupported matrix function or another operator of this package.
 
     Example:
         >>> import torch
@@ -55,8 +54,8 @@ def for_export(model: nn.Module) -> nn.Module:
             layer.call = _Products(layer)  # type: ignore[method-assign]
         elif isinstance(layer, Operator):
             raise ConfigurationError(
-                f"Layer {name!r} ({type(layer).__name__}) cannot be exported. Export the layers before it, and call it "
-                f"on their output."
+                f"Layer {name!r} ({type(layer).__name__}) cannot be exported. Export the layers before it and apply it "
+                f"to their output."
             )
     return model
 

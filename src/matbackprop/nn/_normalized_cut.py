@@ -24,24 +24,23 @@ _OPTIONS = {"j1": ("rank_tol", "lam"), "j2": ("rank_tol",), "soft": ("ridge",)}
 
 
 class NormalizedCutLoss(Operator):
-    """Loss that aligns the span of the features with a segmentation, averaged over the images of a batch.
+    """Loss that aligns the span of the features with a segmentation.
 
     Args:
         objective: ``"j1"`` (:func:`~matbackprop.normalized_cut_j1`), ``"j2"`` (:func:`~matbackprop.normalized_cut_j2`)
             or ``"soft"`` (:func:`~matbackprop.normalized_cut_soft`).
         ridge: λ of the soft objective.
-        lambda_features: train Λ ``(d, d)`` of W = FΛFᵀ for d features, starting at the identity; only with ``"j1"``,
-            because the other objectives do not depend on it.
-        maps: features are maps ``(b, c, h, w)`` and labels ``(b, H, W)`` of any size, as for other segmentation losses.
-        ignore_index: label of ignored elements, such as 255 in many data sets; −1 is always ignored.
-        class_weight: weights ``(classes,)`` of the elements of each class if labels are classes, as the ``weight`` of
-            cross-entropy. A weight of 2 counts as a repeated row.
-        balanced: weight all regions of an image equally: an element has the weight 1 / (elements of its region).
-        num_labels: upper bound of the number of regions of an image; avoids one device synchronization.
-        rank_tol: relative rank tolerance, or the dtype whose precision the features carry; not for ``"soft"``.
+        lambda_features: number of features d, to train Λ ``(d, d)`` of W = FΛFᵀ, initially the identity. Only for
+            ``"j1"``; the other objectives do not depend on Λ.
+        maps: whether features are maps ``(b, c, h, w)`` and labels are images ``(b, H, W)`` of any size.
+        ignore_index: label of ignored elements, such as 255; −1 is always ignored.
+        class_weight: weights ``(classes,)`` of the elements of each class, if labels are classes. A weight of 2 is
+            equivalent to repeating the row.
+        balanced: give all regions of an image the same total weight.
+        num_labels: upper bound on the number of regions of an image; avoids one device synchronization.
+        rank_tol: relative rank tolerance, or the dtype of the precision of the features; not for ``"soft"``.
         reduction: ``"mean"`` or ``"sum"`` over the images, or ``"none"``.
-        precision: dtype of the computation; float64 by default.
-        check: check values: ``None`` on the CPU only, ``True`` always, ``False`` never.
+        check, precision: as in :func:`~matbackprop.matrix_function`.
 
     Shape:
         f ``(*batch, m, d)`` and labels ``(*batch, m)`` or ``(*batch, a, m)`` to a scalar, or to ``(*batch,)`` without
@@ -51,8 +50,7 @@ class NormalizedCutLoss(Operator):
     Example:
         >>> import torch
         >>> from matbackprop.nn import NormalizedCutLoss
-        >>> _ = torch.manual_seed(0)
-        >>> f = torch.rand(2, 6, 4, requires_grad=True)
+        >>> f = torch.rand(2, 6, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
         >>> labels = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 1, -1]])
         >>> loss = NormalizedCutLoss("soft")(f, labels)
         >>> loss.backward()
@@ -80,13 +78,13 @@ class NormalizedCutLoss(Operator):
         check_option(reduction, ("mean", "sum", "none"), "reduction")
         if lambda_features is not None and objective != "j1":
             raise ConfigurationError(
-                f"lambda_features needs objective='j1', got {objective!r}: the other objectives do not depend on Λ."
+                f"lambda_features requires objective='j1', got {objective!r}. Other objectives do not depend on Λ."
             )
         if rank_tol is not None and objective == "soft":
             raise ConfigurationError("rank_tol has no effect with objective='soft'. Remove it.")
         if class_weight is not None and (class_weight.ndim != 1 or not bool((class_weight >= 0).all())):
             raise ConfigurationError(
-                f"class_weight must hold one nonnegative number per class, got {tuple(class_weight.shape)}."
+                f"class_weight must be a vector of nonnegative numbers, one per class, got {tuple(class_weight.shape)}."
             )
         check_ridge(ridge)
         check_rank_tolerance(rank_tol)
@@ -113,13 +111,13 @@ class NormalizedCutLoss(Operator):
         weight: Tensor | None = None,
         offsets: Tensor | Sequence[int] | None = None,
     ) -> Tensor:
-        """Return the loss; ``weight`` and ``offsets`` are those of the function."""
+        """Return the loss. ``weight`` and ``offsets`` are arguments of the objective."""
         if self.ignore_index != -1:
             labels = labels.long()  # unsigned bytes cannot hold −1
             labels = labels.masked_fill(labels == self.ignore_index, -1)
         if self.maps:
             if offsets is not None:
-                raise ConfigurationError("offsets are for packed rows, not for maps. Remove one of them.")
+                raise ConfigurationError("offsets is not supported with maps=True. Remove offsets.")
             f, labels = _rows(f, labels)
             weight = None if weight is None else weight.flatten(-2)
         if self.balanced or self.class_weight is not None:

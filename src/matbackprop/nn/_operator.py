@@ -1,4 +1,4 @@
-"""Base class of the modules: a function with its options."""
+"""Base class of modules that store the options of a function."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from matbackprop.numerics import compute_dtype
 
 
 class Operator(nn.Module):
-    """A function of the package with options of the same names and defaults.
+    """Module that stores the options of a function, with the same names and defaults.
 
-    ``class EIG(Operator, of=eigh, checks=[check_ties])`` defines a module. Its constructor takes and checks the options
-    of `eigh`, and calling it calls `eigh`. Options are attributes, trainable ones parameters.
+    ``class EIG(Operator, of=eigh, checks=[check_ties])`` defines a module whose constructor takes and checks the
+    options of `eigh`. Calling the module calls `eigh`. Options are attributes; trainable ones are parameters.
 
     Args of the class statement:
         of: the function.
-        data: arguments that are passed in the call.
-        checks: functions of options by name that raise an error for an invalid value.
+        data: names of the arguments passed in the call.
+        checks: functions of options that raise an error for an invalid value.
     """
 
     _function: ClassVar[Callable[..., Any]]
@@ -56,7 +56,7 @@ class Operator(nn.Module):
             setattr(self, name, value)
 
     def call(self, *data: Any, **more: Any) -> Any:
-        """Call the function with these options; ``more`` replaces some."""
+        """Call the function with the stored options, overridden by ``more``."""
         return self._function(*data, **{name: getattr(self, name) for name in self._options.parameters} | more)
 
     def forward(self, *data: Any, **more: Any) -> Any:
@@ -64,7 +64,7 @@ class Operator(nn.Module):
         return self.call(*data, **more)
 
     def extra_repr(self) -> str:
-        """The options that are not their defaults, for ``print(module)``."""
+        """Return the options that differ from their defaults."""
         defaults = inspect.signature(type(self)).parameters
         shown = ((name, getattr(self, name, None)) for name in defaults)
         return ", ".join(

@@ -1,4 +1,4 @@
-"""Modules that store the options of a function. Shapes and examples are documented with the function."""
+"""Modules for functions; shapes and examples are documented with the function."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class GeneralizedEigh(Operator, of=generalized_eigh, data=["a", "b"], checks=[ch
 class GeneralizedMatrixFunction(
     Operator, of=generalized_matrix_function, data=["a", "b", "params"], checks=[resolve_function]
 ):
-    """A function of a symmetric pencil; see :func:`~matbackprop.generalized_matrix_function`."""
+    """Function of a symmetric pencil; see :func:`~matbackprop.generalized_matrix_function`."""
 
 
 class TopkEigh(Operator, of=topk_eigh, data=["a", "params", "n", "generator"], checks=[check_ties]):
-    """The k leading eigenpairs of symmetric matrices, dense or sparse; see :func:`~matbackprop.topk_eigh`."""
+    """Leading eigenpairs of symmetric matrices; see :func:`~matbackprop.topk_eigh`."""
 
 
 class TopkSubspace(Operator, of=topk_subspace, data=["a", "params", "n", "generator"]):
-    """A basis of the leading eigenspace of a symmetric matrix; see :func:`~matbackprop.topk_subspace`."""
+    """Basis of the leading eigenspace of a symmetric matrix; see :func:`~matbackprop.topk_subspace`."""
 
 
 class SVD(Operator, of=svd, checks=[check_ties]):
@@ -68,7 +68,7 @@ class Procrustes(Operator, of=procrustes, data=["x", "y", "weight"]):
     """Rotation between two sets of points; see :func:`~matbackprop.procrustes`."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return R with XR near Y."""
+        """Return R that minimizes ‖XR − Y‖."""
         return self.call(x, y, weight=weight)
 
 
@@ -77,7 +77,7 @@ class LowRank(Operator, of=low_rank, checks=[check_rank]):
 
 
 class Projector(Operator, of=projector, checks=[check_rank_tolerance]):
-    """Projector on the span of a matrix; see :func:`~matbackprop.projector`."""
+    """Projector on the column space of a matrix; see :func:`~matbackprop.projector`."""
 
 
 class SpectralProjector(Operator, of=spectral_projector, checks=[check_cut]):
@@ -91,7 +91,7 @@ class LinearSolve(Operator, of=linear_solve, data=["a", "b"]):
 class GaussianCRF(
     Operator, of=gaussian_crf, data=["mean", "confidence", "affinity", "features"], checks=[check_iterations]
 ):
-    """Mode of a Gaussian random field; see :func:`~matbackprop.gaussian_crf`. Pass ``affinity=`` or ``features=``."""
+    """Mode of a Gaussian conditional random field; see :func:`~matbackprop.gaussian_crf`."""
 
 
 class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, check_damping]):
@@ -99,23 +99,23 @@ class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, che
 
 
 class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=[resolve_function]):
-    """A function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
+    """Function of symmetric matrices; see :func:`~matbackprop.matrix_function`.
 
-    For a trainable exponent use :class:`MatrixPower`. Parameters of a user-defined function are passed in the call,
+    For a trainable exponent use :class:`MatrixPower`. Pass parameters of a user-defined function in the call as
     ``params=``.
     """
 
 
 class MatrixLog(Operator, of=matrix_log):
-    """Logarithm of symmetric positive-definite matrices; see :func:`~matbackprop.matrix_log`."""
+    """Logarithm of symmetric positive definite matrices; see :func:`~matbackprop.matrix_log`."""
 
 
 class MatrixSqrt(Operator, of=matrix_sqrt):
-    """Square root of symmetric positive-semidefinite matrices; see :func:`~matbackprop.matrix_sqrt`."""
+    """Square root of symmetric positive semidefinite matrices; see :func:`~matbackprop.matrix_sqrt`."""
 
 
 class MatrixInvSqrt(Operator, of=matrix_inv_sqrt):
-    """Inverse square root of symmetric positive-definite matrices; see :func:`~matbackprop.matrix_inv_sqrt`."""
+    """Inverse square root of symmetric positive definite matrices; see :func:`~matbackprop.matrix_inv_sqrt`."""
 
 
 class MatrixExp(Operator, of=matrix_exp):
@@ -134,8 +134,8 @@ class MatrixPower(Operator, of=matrix_function, data=["a", "params"]):
     """Power of symmetric matrices with a fixed or trainable exponent; see :func:`~matbackprop.matrix_power`.
 
     Args:
-        exponent: the exponent, or its initial value.
-        learn: whether it is a parameter. A fixed number accepts more matrices, see :func:`~matbackprop.matrix_power`.
+        exponent: the exponent, or its initial value if trained.
+        learn: whether the exponent is a parameter. Fixed exponents accept more matrices.
         check, precision: as in the function.
 
     Example:

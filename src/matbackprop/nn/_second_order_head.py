@@ -1,4 +1,4 @@
-"""Second-order pooling of maps and tokens: as a layer, as a head, and added to a pretrained model."""
+"""Second-order pooling layer, classification head, and insertion into pretrained models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _CANDIDATES = 6  # layers that replace_pool tries, from the last
 
 
 class SecondOrderPool2d(SecondOrderPool):
-    """:class:`SecondOrderPool` of a feature map.
+    """Second-order pooling of feature maps; see :class:`SecondOrderPool`.
 
     Args:
-        average: divide by the number of locations (or by the sum of the mask), so that the result does not depend on
-            the size of the image.
+        average: divide by the number of locations, or by the sum of the mask. The result is then independent of the
+            image size.
         **options: those of :class:`SecondOrderPool`.
 
     Shape:
@@ -67,16 +67,20 @@ SecondOrderPool2d.__signature__ = inspect.Signature(  # type: ignore[attr-define
 
 
 class SecondOrderHead(nn.Module):
-    """Second-order classifier: projection, covariance, matrix function, triangle, normalization and a linear layer.
+    """Second-order classifier of feature maps or tokens.
+
+    It consists of a projection, the covariance, a matrix function, vectorization, layer normalization and a linear
+    layer.
 
     Args:
-        channels: c of the maps or tokens.
+        channels: number of input channels c.
         outputs: number of outputs, such as classes.
-        reduce: channels d after the projection; None for no projection. The descriptor has d(d + 1)/2 numbers.
-        function: g of the covariance, as in :func:`~matbackprop.matrix_function`; the square root by default.
-        exponent: of ``"power"``.
-        eps: ε of the covariance.
-        channel_dropout: fraction of the d channels dropped before pooling in training, as in DropCov.
+        reduce: number of channels d after the projection; None for no projection. The descriptor has d(d + 1)/2
+            entries.
+        function: matrix function of the covariance, as in :func:`~matbackprop.matrix_function`.
+        exponent: exponent of ``"power"``.
+        eps: ε, added to the eigenvalues of the covariance.
+        channel_dropout: probability of dropping each of the d channels before pooling in training, as in DropCov.
 
     Shape:
         Maps ``(b, c, height, width)`` or tokens ``(b, n, c)`` to ``(b, outputs)``.
@@ -84,12 +88,11 @@ class SecondOrderHead(nn.Module):
     Example:
         >>> import torch
         >>> from matbackprop.nn import SecondOrderHead
-        >>> _ = torch.manual_seed(0)
         >>> head = SecondOrderHead(96, 10, reduce=32)
         >>> head(torch.randn(2, 96, 7, 7)).shape, head(torch.randn(2, 49, 96)).shape
         (torch.Size([2, 10]), torch.Size([2, 10]))
 
-    References:
+    Reference:
         Li, Xie, Wang, Gao, Towards faster training of global covariance pooling networks, CVPR 2018; Wang et al.,
         DropCov, NeurIPS 2022.
     """
@@ -127,7 +130,7 @@ class SecondOrderHead(nn.Module):
 
 
 class _Branch(NamedTuple):
-    """A forward hook that adds the second order of a layer's output to each of its locations."""
+    """Forward hook that adds second-order features to each location of a layer's output."""
 
     channels: int
     prefix: int
@@ -149,23 +152,23 @@ def replace_pool(
     prefix: int | None = None,
     **options: Any,
 ) -> nn.Module:
-    """Add second-order pooling to the pooling in front of a classifier.
+    """Add second-order features to the pooled features of a pretrained classifier.
 
-    A forward hook on the layer that computes the pooled features adds a :class:`SecondOrderHead` of its output, with as
-    many outputs as channels, to each location. The pooling, an average or the choice of a class token, passes it on to
-    the classifier. The last linear layer of the head starts at zero, so that the model does not change at first.
-    Layers and weights keep their names. The new parameters are ``second_order`` of that layer: to train them alone,
-    freeze the model before this call.
+    A forward hook on the last feature layer adds the output of a :class:`SecondOrderHead`, with as many outputs as
+    channels, to each location. The existing pooling, an average or a class token, passes it to the classifier. The last
+    linear layer of the head is initialized to zero, which leaves the outputs of the model unchanged. Existing layers
+    and weights keep their names. The new parameters are in the submodule ``second_order`` of the layer. To train only
+    them, freeze the model before this call.
 
-    The layer is the last whose output has locations, a map ``(b, c, h, w)`` or ``(b, h, w, c)`` or tokens, if a vector
-    added to all of them is added to the pooled vector. This is verified by running the model.
+    The feature layer is the last layer with spatial output, a map ``(b, c, h, w)`` or ``(b, h, w, c)`` or tokens, for
+    which adding a vector to all locations adds it to the pooled features. This is verified by running the model.
 
     Args:
-        model: from torchvision, timm, transformers or any other source; changed in place.
-        example: an input of the model whose last map has more than one location.
-        at: name of the layer; by default it is found automatically.
-        first_order: keep the pooled features and add second order; otherwise second order replaces them.
-        prefix: number of tokens at the front that are not pooled, such as class, distillation and register tokens. By
+        model: model from torchvision, timm, transformers or any other source; modified in place.
+        example: input of the model whose last map has more than one location.
+        at: name of the layer; found automatically by default.
+        first_order: whether to keep the pooled features. If False, second-order features replace them.
+        prefix: number of leading tokens that are not pooled, such as class, distillation and register tokens. By
             default the number of tokens minus the number of cells of the map from which they were computed.
         **options: of :class:`SecondOrderHead`: ``reduce``, ``function``, ``exponent``, ``eps``, ``channel_dropout``.
 
@@ -173,13 +176,12 @@ def replace_pool(
         The model. Its new parameters are ``[p for n, p in model.named_parameters() if ".second_order." in n]``.
 
     Raises:
-        ConfigurationError: no layer was found, ``at`` does not fit, or the number of prefix tokens is unknown.
+        ConfigurationError: no feature layer was found, ``at`` is invalid, or the number of prefix tokens is unknown.
 
     Example:
         >>> import torch
         >>> from torch import nn
         >>> from matbackprop.nn import replace_pool
-        >>> _ = torch.manual_seed(0)
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
         >>> x = torch.randn(2, 3, 32, 32)
         >>> before = model(x)
@@ -284,8 +286,8 @@ def _find_layer(model: nn.Module, example: Tensor, trace: _Trace) -> tuple[str, 
             return name, channels
     last = ", ".join(list(trace.outputs)[-3:]) or "none"
     raise ConfigurationError(
-        "No layer was found whose output is pooled for the classifier. Name one with at= (the last layers with maps or "
-        f"tokens: {last}), pass a larger example if the last map has one location, or end the model with "
+        "No layer was found whose output is pooled for the classifier. Pass its name as at= (the last layers with maps "
+        f"or tokens: {last}), pass a larger example if the last map has one location, or replace the classifier by "
         f"matbackprop.nn.SecondOrderHead."
     )
 

@@ -20,22 +20,22 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
     """Pool a feature map into a function of its second moments; see :func:`~matbackprop.second_order_pool`.
 
     Args:
-        eps: ε > 0, or its initial value if trained. The parameter is log ε, so that ε stays positive.
-        function: g; ``"power"`` needs ``exponent``.
-        exponent: the exponent of ``"power"``, or its initial value if trained.
-        learn_eps: make ε a parameter.
-        learn_exponent: make the exponent a parameter.
+        eps: ε > 0, or its initial value if trained. The parameter is log ε, which keeps ε positive.
+        function: g, as in the function.
+        exponent: exponent of ``"power"``, or its initial value if trained.
+        learn_eps: whether ε is a parameter.
+        learn_exponent: whether the exponent is a parameter.
         center: subtract the mean row first.
         method: ``"fused"``, or the paper's ``"svd"`` or ``"eig"``.
-        vectorize: return the upper triangle with √2, ``(*batch, d(d+1)/2)``, ready for a linear layer.
+        vectorize: return vectors ``(*batch, d(d+1)/2)``, as in :func:`~matbackprop.vectorize_symmetric`.
         check, precision: as in the function.
 
     Shape:
-        ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``; with a weight ``(b, r, m)`` to ``(b, r, d, d)``. For
-        a feature map ``(b, d, height, width)`` pass ``f.flatten(2).mT``, or use ``SecondOrderPool2d``.
+        ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``. With a weight ``(b, r, m)``, to ``(b, r, d, d)``.
+        For feature maps ``(b, d, height, width)``, pass ``f.flatten(2).mT`` or use :class:`SecondOrderPool2d`.
 
     Raises:
-        ShapeError: more than one batch dimension. Other errors are those of :func:`~matbackprop.second_order_pool`.
+        ShapeError: more than one batch dimension. For other errors see :func:`~matbackprop.second_order_pool`.
 
     Example:
         >>> import torch
@@ -67,7 +67,7 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
     ) -> None:
         check_option(method, get_args(Method), "method")
         if learn_exponent and (function != "power" or exponent is None):
-            raise ConfigurationError('learn_exponent=True needs function="power" and an initial exponent=.')
+            raise ConfigurationError('learn_exponent=True requires function="power" and an initial value exponent=.')
         if learn_eps and not eps > 0:
             raise DomainError(f"The initial value of a trained eps must be positive, got {eps}.")
         super().__init__(

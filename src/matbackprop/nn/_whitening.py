@@ -16,24 +16,24 @@ from matbackprop.numerics import compute_dtype
 class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"], checks=[check_method]):
     """Decorrelated batch normalization; see :func:`~matbackprop.whiten`.
 
-    A replacement of ``torch.nn.BatchNorm1d`` … ``BatchNorm3d`` that normalizes groups of channels jointly. In training
-    mode it uses the statistics of the batch, differentiates through them, and updates running statistics: the mean, and
-    the covariance over m − 1. In evaluation mode it uses the running statistics.
+    A replacement for ``torch.nn.BatchNorm1d`` … ``BatchNorm3d`` that normalizes groups of channels jointly. In training
+    mode it uses and differentiates the statistics of the batch, and updates the running mean and unbiased covariance.
+    In evaluation mode it uses the running statistics.
 
     Args:
-        num_features: channels C.
-        groups: number of groups of C/groups consecutive channels that are whitened jointly; C is batch normalization.
+        num_features: number of channels C.
+        groups: number of groups of consecutive channels that are whitened jointly. C groups are batch normalization.
         method: ``"zca"``, which changes the channels least, or ``"pca"``.
-        eps: added to the variances.
-        momentum: fraction of the newest batch in the running statistics; None for the mean over all batches.
-        affine: train a factor and an offset per channel.
-        track_running_stats: keep running statistics; otherwise those of the batch are used in evaluation mode too.
-        ties: gradient of ``"pca"`` at equal variances, as in :func:`~matbackprop.eigh`.
+        eps: ε > 0, added to the variances.
+        momentum: weight of the newest batch in the running statistics; None for the mean over all batches.
+        affine: whether to train a factor and an offset per channel.
+        track_running_stats: whether to keep running statistics. If False, evaluation mode also uses batch statistics.
+        ties: treatment of equal variances in the gradient of ``"pca"``, as in :func:`~matbackprop.eigh`.
         check, precision: as in the function.
-        dtype: of the parameters and statistics; a complex one for complex input.
+        dtype: dtype of the parameters and statistics; must be complex for complex input.
 
     Shape:
-        ``(N, C, *)`` to the same.
+        ``(N, C, *)`` to the same shape.
 
     Example:
         >>> import torch
