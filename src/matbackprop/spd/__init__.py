@@ -1,7 +1,11 @@
-"""Geometry of symmetric positive definite matrices, and layers of networks on them.
+"""Geometry of symmetric positive definite (SPD) matrices, and layers of SPD networks.
 
-Three metrics are available: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. Functions take any
-leading batch dimensions, real matrices and complex Hermitian ones, and mixtures of both.
+Three metrics are available: ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. Functions accept
+leading batch dimensions and real or complex Hermitian matrices.
+
+A matrix counts as positive definite if, after scaling to a unit diagonal, its smallest eigenvalue exceeds 4nε, where ε
+is the rounding of the data (of float32 for half precision). The test does not depend on the units of the channels.
+Other matrices raise DomainError, or return NaN if values are not checked.
 """
 
 from matbackprop.spd._frechet import frechet_distance as frechet_distance

@@ -1,4 +1,4 @@
-"""The Fréchet distance of Gaussians, given samples or positive semidefinite covariances."""
+"""Fréchet distance between Gaussians, given samples or covariances."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Gradient(NamedTuple):
 
     def refuse(self) -> None:
         if not self.silent:
-            raise OrderError("frechet_distance has one derivative. Detach its gradient before differentiating it.")
+            raise OrderError("frechet_distance has no second derivative. Detach its gradient.")
 
 
 class _Once(Operation):
@@ -115,30 +115,28 @@ def squared_bures_distance(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
 def frechet_distance(
     x: Tensor, y: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Squared Fréchet distance of the Gaussians fitted to two sets of samples, as in FID.
+    r"""Squared Fréchet distance between the Gaussians fitted to two sets of samples, as in FID.
 
     .. math:: \|\mu - \nu\|^2 + \operatorname{tr}\bigl(A + B - 2(A^{1/2}BA^{1/2})^{1/2}\bigr)
 
-    with the means and the unbiased covariances of the samples. It is computed as :math:`\min_U\|R_X - UR_Y\|_F^2`
-    with triangular factors of the centered samples, so that nothing cancels and no covariance is formed.
+    with the means and unbiased covariances of the samples. To avoid cancellation, the second term is computed as
+    :math:`\min_U\|R_X - UR_Y\|_F^2` with triangular factors of the centered samples, without forming covariances.
 
     Args:
-        x: samples ``(*batch, m, d)``, m ≥ 2.
-        y: samples ``(*batch, k, d)`` of the same batch, k ≥ 2. Fewer samples than dimensions, and so singular
-            covariances, are allowed.
+        x: samples ``(*batch, m, d)`` with m ≥ 2. m may be smaller than d.
+        y: samples ``(*batch, k, d)`` with the same batch and k ≥ 2.
         check, precision: as in `distance`.
 
     Returns:
         ``(*batch,)`` in the dtype of ``x``.
 
     Raises:
-        ShapeError, DtypeError: shapes or dtypes do not fit.
-        NonFiniteError: samples hold NaN or Inf.
-        DomainError: products of their entries leave the range of floating point.
+        ShapeError, DtypeError, NonFiniteError: ``x`` or ``y`` has an invalid shape, dtype or value.
+        DomainError: the entries are too large for the compute dtype.
 
     Gradient:
-        For both arguments, always finite: :math:`2(X - U_rY)` for centered samples, where :math:`U_r` is the polar
-        factor of the cross product of X and Y on the singular values above rounding. One order, and forward mode.
+        :math:`2(X - U_rY)` for centered samples. :math:`U_r` is the polar factor of the cross product of X and Y,
+        restricted to singular values above rounding error. It is always finite. First order and forward mode only.
 
     Example:
         >>> import torch
@@ -154,7 +152,7 @@ def frechet_distance(
     for name, a in (("x", x), ("y", y)):
         check_matrix(a, name)
         if a.shape[-2] < 2:
-            raise ShapeError(f"{name} must hold at least two samples (*batch, m, d), got shape {tuple(a.shape)}.")
+            raise ShapeError(f"{name} must contain at least two samples (*batch, m, d), got shape {tuple(a.shape)}.")
     if x.shape[:-2] != y.shape[:-2] or x.shape[-1] != y.shape[-1]:
         raise ShapeError(f"x and y must have the same batch and dimension, got {tuple(x.shape)} and {tuple(y.shape)}.")
     dtype = compute_dtype(precision)

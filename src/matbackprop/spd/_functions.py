@@ -1,4 +1,4 @@
-"""Distances, geodesics and maps of positive definite matrices, and functions of network layers on them."""
+"""Distances, geodesics and maps of positive definite matrices, and functions for layers of SPD networks."""
 
 from __future__ import annotations
 
@@ -121,47 +121,41 @@ def distance(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Distance between positive definite matrices, or semidefinite ones for ``"bures_wasserstein"``.
+    r"""Distance between positive definite matrices.
 
     .. math::
         \|\log(A^{-1/2}BA^{-1/2})\|_F,\qquad \|\log A - \log B\|_F,\qquad
         \bigl(\operatorname{tr}(A + B - 2(A^{1/2}BA^{1/2})^{1/2})\bigr)^{1/2}
 
-    for ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. The last is computed as
-    :math:`\min_U\|X - YU\|_F` with factors A = XXᵀ and B = YYᵀ, without cancellation.
-
-    In all functions of this module, a matrix counts as positive definite if, scaled to a unit diagonal, its smallest
-    eigenvalue exceeds 4nε, where ε is the rounding of the data (of float32 for half precision). The rule does not
-    depend on the units of the channels. Other matrices raise DomainError, or give NaN if values are not checked.
-    The Bures–Wasserstein distance also accepts singular matrices, whose smallest eigenvalue is within ±4nε. For
+    for ``"affine_invariant"``, ``"log_euclidean"`` and ``"bures_wasserstein"``. To avoid cancellation, the last is
+    computed as :math:`\min_U\|X - YU\|_F` with factors A = XXᵀ and B = YYᵀ. It also accepts singular matrices. For
     samples use `frechet_distance`.
 
     Args:
         a, b: symmetric or Hermitian positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
         metric: name of the metric.
-        squared: return the square, which is smooth at A = B.
-        check: check values (finite, symmetric, positive definite): ``None`` on the CPU only, ``True`` always,
-            ``False`` never.
-        precision: dtype of the computation; float64 by default. Autocast does not change it.
+        squared: return the squared distance, which is smooth at A = B.
+        check: whether to check values (finite, symmetric, positive definite): None on the CPU only, True on every
+            device, False never.
+        precision: compute dtype, float64 by default.
 
     Returns:
         ``(*batch,)``, real, in the precision of ``a``; zero for equal matrices.
 
     Raises:
-        ShapeError, DtypeError: shapes or dtypes do not fit.
-        NonFiniteError, SymmetryError: a matrix holds NaN or Inf, or is not symmetric.
-        DomainError: a matrix is not positive definite, products of its entries leave the range of floating point, or
-            the eigenvalues of A⁻¹B span more than about 28 decades (affine-invariant).
+        ShapeError, DtypeError, NonFiniteError, SymmetryError: a matrix has an invalid shape, dtype or value.
+        DomainError: a matrix is not positive definite, its entries are too large or too small for the compute dtype, or
+            the eigenvalues of A⁻¹B span more than about 28 decades (affine-invariant metric).
 
     Gradient:
-        In both, two orders, exact at repeated eigenvalues. The distance is not differentiable at A = B, and its
-        gradient there is zero.
+        First and second order with respect to A and B, exact at repeated eigenvalues. The distance is not
+        differentiable at A = B; its gradient there is zero.
 
         If A or B is singular, the gradient of the squared Bures–Wasserstein distance in A is
-        :math:`I - Y((Y^\top AY)^{1/2})^+Y^\top`. It is the derivative if rank AB = rank B. If only rank AB = rank A,
-        the slope is infinite in directions that raise the rank of A, and this is the derivative in those that keep it,
-        such as all variations of the factor X. If neither holds, the distance has a kink, like \|t\| at 0, and the
-        gradient is the mean of the two slopes. Second derivatives are NaN.
+        :math:`I - Y((Y^\top AY)^{1/2})^+Y^\top`. It is the derivative if rank AB = rank B. If only rank AB = rank A, it
+        is the derivative in directions that preserve the rank of A, such as all variations of the factor X; in others
+        the slope is infinite. If neither holds, the distance has a kink, like \|t\| at 0, and the gradient is the mean
+        of the two slopes. Second derivatives are NaN.
 
     Example:
         >>> import torch
@@ -205,7 +199,7 @@ def geodesic(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""The point at t of the geodesic from A to B.
+    r"""Point at t on the geodesic from A to B.
 
     .. math::
         A^{1/2}(A^{-1/2}BA^{-1/2})^tA^{1/2},\qquad \exp((1-t)\log A + t\log B),\qquad
@@ -218,13 +212,13 @@ def geodesic(
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)`` in the dtype of ``a``, complex if either is: A at t = 0, B at t = 1.
+        ``(*batch, n, n)`` in the dtype of ``a``, complex if A or B is. A at t = 0 and B at t = 1.
 
     Raises:
-        The errors of `distance`.
+        Same as `distance`.
 
     Gradient:
-        In A, B and t, two orders, exact at repeated eigenvalues.
+        First and second order with respect to A, B and t, exact at repeated eigenvalues.
 
     Example:
         >>> import torch
@@ -254,27 +248,27 @@ def exp_map(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""The end at time 1 of the geodesic from P with velocity V.
+    r"""Exponential map: the point at t = 1 on the geodesic from P with velocity V.
 
     .. math::
         P^{1/2}\exp(P^{-1/2}VP^{-1/2})P^{1/2},\qquad \exp(\log P + D\log(P)[V]),\qquad (I + X)P(I + X),\quad PX + XP = V
 
     Args:
         p: positive definite matrices ``(*batch, n, n)``.
-        v: symmetric matrices of a batch that broadcasts.
+        v: symmetric matrices ``(*batch, n, n)``. Batches broadcast.
         metric: name of the metric.
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)``, positive definite, in the dtype of ``p``, complex if either is.
+        Positive definite matrices ``(*batch, n, n)`` in the dtype of ``p``, complex if P or V is.
 
     Raises:
-        DomainError: P is not positive definite, or the geodesic leaves the positive definite matrices before time
-            1 (with ``"log_euclidean"``: an eigenvalue underflows). NaN if values are not checked. The other errors
-            are those of `distance`.
+        DomainError: P is not positive definite, or the geodesic leaves the positive definite matrices before t = 1
+            (an eigenvalue underflows, for ``"log_euclidean"``). For other errors see `distance`.
 
     Gradient:
-        In P and V, two orders, exact at repeated eigenvalues; for ``"log_euclidean"`` the first order in P.
+        First and second order with respect to P and V, exact at repeated eigenvalues. For ``"log_euclidean"`` only
+        the first order in P.
 
     Example:
         >>> import torch
@@ -286,7 +280,7 @@ def exp_map(
     given = prepare_definite({"p": p, "v": v}, check, precision, symmetric=["v"])
     with autocast_off(p.device.type):
         out = form.exp_map(*given.matrices)
-        return given.result(out, "A geodesic leaves the positive definite matrices before time 1, or", "Scale v down.")
+        return given.result(out, "A geodesic leaves the positive definite matrices before t = 1, or", "Scale v down.")
 
 
 def log_map(
@@ -297,7 +291,7 @@ def log_map(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""The velocity at P of the geodesic that reaches Q at time 1, the inverse of `exp_map`.
+    r"""Logarithmic map: the velocity at P of the geodesic to Q; the inverse of `exp_map`.
 
     .. math::
         P^{1/2}\log(P^{-1/2}QP^{-1/2})P^{1/2},\qquad D\exp(\log P)[\log Q - \log P],\qquad TP + PT - 2P,\quad TPT = Q
@@ -308,13 +302,14 @@ def log_map(
         check, precision: as in `distance`.
 
     Returns:
-        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``p``, complex if either is.
+        Symmetric matrices ``(*batch, n, n)`` in the dtype of ``p``, complex if P or Q is.
 
     Raises:
-        The errors of `distance`.
+        Same as `distance`.
 
     Gradient:
-        In P and Q, two orders, exact at repeated eigenvalues; for ``"log_euclidean"`` the first order.
+        First and second order with respect to P and Q, exact at repeated eigenvalues. First order only for
+        ``"log_euclidean"``.
 
     Example:
         >>> import torch
@@ -332,18 +327,18 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
     r"""Bilinear map of symmetric matrices, :math:`W^\top XW`.
 
     Args:
-        x: ``(*batch, n, n)``.
-        w: ``(*batch, n, k)`` with a batch that broadcasts. The result is positive definite if X is and W has full
-            column rank.
+        x: symmetric matrices ``(*batch, n, n)``.
+        w: matrices ``(*batch, n, k)``. Batches broadcast. The result is positive definite if X is positive definite and
+            W has full column rank.
 
     Returns:
-        ``(*batch, k, k)``, bitwise symmetric, in the dtype to which those of X and W promote.
+        Exactly symmetric matrices ``(*batch, k, k)`` in the promoted dtype of X and W.
 
     Raises:
-        ShapeError, DtypeError: shapes or dtypes do not fit.
+        ShapeError, DtypeError: ``x`` or ``w`` has an invalid shape or dtype.
 
     Gradient:
-        That of a product, all orders.
+        That of a matrix product. All orders.
 
     Example:
         >>> import torch
@@ -365,7 +360,6 @@ def bimap(x: Tensor, w: Tensor) -> Tensor:
 
 
 def check_threshold(threshold: float) -> None:
-    """Raise unless ``threshold`` is positive."""
     if not threshold > 0:
         raise DomainError(f"threshold must be positive, got {threshold}.")
 
@@ -373,10 +367,10 @@ def check_threshold(threshold: float) -> None:
 def re_eig(
     x: Tensor, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Rectified eigenvalues, :math:`U\max(\Lambda, t)U^\top` (`matrix_clamp`).
+    r"""Rectify eigenvalues, :math:`U\max(\Lambda, t)U^\top`; see `matrix_clamp`.
 
-    If t is below the rounding of the result, diagonal entries are multiplied by 1 + √n ε, so that the rounded matrix
-    stays positive definite.
+    If t is below the rounding error of the result, diagonal entries are multiplied by 1 + √n ε. This keeps the rounded
+    matrix positive definite.
 
     Args:
         x: symmetric matrices ``(*batch, n, n)``.
@@ -384,13 +378,13 @@ def re_eig(
         check, precision: as in `distance`.
 
     Returns:
-        ``(*batch, n, n)``, positive definite.
+        Positive definite matrices ``(*batch, n, n)``.
 
     Raises:
-        DomainError: the threshold is not positive; the other errors are those of `matrix_clamp`.
+        DomainError: ``threshold`` is not positive. For other errors see `matrix_clamp`.
 
     Gradient:
-        That of `matrix_clamp`.
+        Same as `matrix_clamp`.
 
     Example:
         >>> import torch
@@ -411,21 +405,21 @@ def re_eig(
 def log_eig(
     x: Tensor, *, vectorize: bool = True, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
-    r"""Logarithm of positive definite matrices, as vectors for a linear layer.
+    r"""Logarithm of positive definite matrices, vectorized for a linear layer.
 
     Args:
         x: positive definite matrices ``(*batch, n, n)``.
-        vectorize: return the upper triangle with off-diagonal entries times √2 (`vectorize_symmetric`).
+        vectorize: whether to return vectors, as in `vectorize_symmetric`.
         check, precision: as in `distance`.
 
     Returns:
         ``(*batch, n(n+1)/2)``, or ``(*batch, n, n)``.
 
     Raises:
-        The errors of `matrix_log`.
+        Same as `matrix_log`.
 
     Gradient:
-        That of `matrix_log`.
+        Same as `matrix_log`.
 
     Example:
         >>> import torch
@@ -441,7 +435,6 @@ def log_eig(
 
 
 def check_eps(eps: float) -> None:
-    """Raise unless ``eps`` is positive."""
     if not eps > 0:
         raise DomainError(f"eps must be positive, got {eps}.")
 
@@ -457,27 +450,27 @@ def batch_norm(
     check: bool | None = None,
     precision: torch.dtype | None = None,
 ) -> Tensor:
-    r"""Move positive definite matrices to another mean and variance.
+    r"""Transform the mean and variance of positive definite matrices.
 
     .. math:: B^{1/2}\bigl(M^{-1/2}XM^{-1/2}\bigr)^{s/\sqrt{v+\varepsilon}}B^{1/2}
 
     Args:
         x: positive definite matrices ``(*batch, n, n)``.
-        mean: M ``(n, n)``, or a batch that broadcasts: their `mean`.
-        variance: v, the mean squared affine-invariant distance to M; None does not change the variance.
+        mean: their mean M ``(n, n)``, or a batch that broadcasts.
+        variance: v, the mean squared affine-invariant distance to M. If None, the variance is not changed.
         bias: B, the mean of the result; the identity if None.
         scale: s, the standard deviation of the result if ``variance`` is given.
-        eps: ε > 0.
+        eps: ε > 0, added to the variance.
         check, precision: as in `distance`.
 
     Returns:
         ``(*batch, n, n)`` in the dtype of ``x``, complex if any matrix is.
 
     Raises:
-        DomainError: ε is not positive, or a matrix is not positive definite; the other errors are those of `distance`.
+        DomainError: ε is not positive, or a matrix is not positive definite. For other errors see `distance`.
 
     Gradient:
-        In all tensors, two orders, exact at repeated eigenvalues.
+        First and second order with respect to all tensors, exact at repeated eigenvalues.
 
     Example:
         >>> import torch

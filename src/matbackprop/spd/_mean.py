@@ -1,7 +1,7 @@
-"""The mean of positive definite matrices, differentiated through its optimality condition.
+"""Mean of positive definite matrices with implicit differentiation.
 
-M minimizes Σ wᵢd²(M, Aᵢ), so that the gradient G(M, A, w) of that sum vanishes. Hence dM = −H⁻¹ ∂G, with H = ∂G/∂M
-symmetric and positive definite. Conjugate gradients solve with H, whose products are derivatives of G.
+M minimizes Σ wᵢd²(M, Aᵢ), and the gradient G(M, A, w) of this sum is zero at M. Hence dM = −H⁻¹ ∂G, where H = ∂G/∂M is
+symmetric and positive definite. Systems with H are solved by conjugate gradients; products with H are derivatives of G.
 """
 
 from __future__ import annotations
@@ -194,13 +194,13 @@ def mean(
     r"""Mean of positive definite matrices, :math:`\operatorname*{argmin}_M \sum_i w_i d^2(M, A_i)`.
 
     Args:
-        a: positive definite matrices ``(*batch, m, n, n)``; the mean is over m.
-        weight: w ≥ 0 ``(*batch, m)``, divided by its sum; equal if None.
-        metric: of d. ``"log_euclidean"`` has the closed form :math:`\exp(\sum_i w_i\log A_i)`. The others
-            iterate, and synchronize with the device once per step.
-        tolerance: relative change of the mean at which to stop, and relative residual of the adjoint system; 1e-11
-            by default, or 1e-5 for a computation in float32. Changes at the level of rounding also end the iteration.
-        max_iterations: limit of the number of steps.
+        a: positive definite matrices ``(*batch, m, n, n)``, averaged over m.
+        weight: nonnegative weights ``(*batch, m)``, normalized to sum 1; equal weights if None.
+        metric: name of the metric. ``"log_euclidean"`` has the closed form :math:`\exp(\sum_i w_i\log A_i)`. Other
+            metrics iterate and synchronize with the device once per step.
+        tolerance: relative change of the mean at which to stop, and relative residual of the adjoint system. 1e-11 by
+            default, 1e-5 for ``precision=torch.float32``. Changes within rounding error also stop the iteration.
+        max_iterations: maximum number of steps.
         check, precision: as in `distance`.
 
     Returns:
@@ -208,11 +208,11 @@ def mean(
 
     Raises:
         SolverError: no convergence.
-        DomainError: negative weights, or weights that are all zero; the other errors are those of `distance`.
+        DomainError: a weight is negative, or all weights are zero. For other errors see `distance`.
 
     Gradient:
-        In matrices and weights, through the converged mean: H⁻¹ by conjugate gradients. Two orders and forward
-        mode, exact at repeated eigenvalues.
+        Implicit differentiation with respect to matrices and weights; the adjoint system is solved by conjugate
+        gradients. First and second order and forward mode, exact at repeated eigenvalues.
 
     Example:
         >>> import torch

@@ -1,8 +1,8 @@
 """The three metrics as classes with the same methods, on matrices in the dtype of the computation.
 
-Maps that leave the positive definite matrices return NaN. With the Cholesky factor A = LLᵀ the affine-invariant
+Maps whose result is not positive definite return NaN. With the Cholesky factor A = LLᵀ the affine-invariant
 formulas are functions of L⁻¹BL⁻ᵀ and the Bures–Wasserstein transport is a function of LᵀBL, each in coordinates in
-which it is diagonal. (ᵀ is the conjugate transpose for complex matrices.)
+which it is diagonal. For complex matrices, ᵀ is the conjugate transpose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layers of networks on positive definite matrices."""
+"""Layers of SPD networks."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from matbackprop.spd._mean import mean
 class BiMap(nn.Module):
     """Bilinear map with trainable orthonormal columns; see :func:`~matbackprop.spd.bimap`.
 
-    The parameter ``raw`` is any matrix of full rank and W its orthonormal polar factor, so that any optimizer keeps W
-    on the Stiefel manifold.
+    W is the orthonormal polar factor of the parameter ``raw``. It stays on the Stiefel manifold with any optimizer.
 
     Args:
         n: order of the inputs.
         k: order of the outputs, at most n.
-        generator: for the random initialization.
+        generator: random generator of the initialization.
 
     Shape:
         ``(*batch, n, n)`` to ``(*batch, k, k)``.
@@ -47,7 +46,7 @@ class BiMap(nn.Module):
     def __init__(self, n: int, k: int, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         if not 1 <= k <= n:
-            raise ConfigurationError(f"k must be in 1 … {n}, because a map to a larger order is singular; got {k}.")
+            raise ConfigurationError(f"k must be in 1 … {n}, got {k}. A larger output would be singular.")
         self.n, self.k = n, k
         self.raw = nn.Parameter(polar(torch.randn(n, k, generator=generator)).Q)
 
@@ -61,7 +60,7 @@ class BiMap(nn.Module):
         return bimap(x, self.weight.to(x.dtype))
 
     def extra_repr(self) -> str:
-        """The orders, for ``print(module)``."""
+        """Return the orders."""
         return f"{self.n}, {self.k}"
 
 
@@ -77,7 +76,7 @@ class ReEig(Operator, of=re_eig, data=["x"], checks=[check_threshold]):
 
 
 class LogEig(Operator, of=log_eig, data=["x"]):
-    """Logarithm, as vectors; see :func:`~matbackprop.spd.log_eig`.
+    """Vectorized logarithm; see :func:`~matbackprop.spd.log_eig`.
 
     Example:
         >>> import torch
@@ -90,19 +89,19 @@ class LogEig(Operator, of=log_eig, data=["x"]):
 class BatchNorm(Operator, of=batch_norm, data=["x", "mean", "variance", "bias", "scale"], checks=[check_eps]):
     """Batch normalization of positive definite matrices; see :func:`~matbackprop.spd.batch_norm`.
 
-    In training mode it uses the affine-invariant mean and variance of the batch, differentiates through them, and
-    updates the running statistics, the mean along the geodesic. In evaluation mode it uses the running statistics.
+    In training mode it uses and differentiates the affine-invariant mean and variance of the batch, and updates the
+    running statistics, the mean along a geodesic. In evaluation mode it uses the running statistics.
 
     Args:
         n: order of the matrices.
-        momentum: fraction of the newest batch in the running statistics.
-        dispersion: normalize the variance too.
-        affine: train the mean of the result, as the exponential of a symmetric matrix, and its scale.
-        eps: added to the variance.
+        momentum: weight of the newest batch in the running statistics.
+        dispersion: whether to normalize the variance too.
+        affine: whether to train the mean of the result, as the exponential of a symmetric matrix, and its scale.
+        eps: ε > 0, added to the variance.
         check, precision: as in the function.
 
     Shape:
-        ``(*batch, n, n)`` to the same; all leading dimensions count as samples.
+        ``(*batch, n, n)`` to the same shape. All batch dimensions count as samples.
 
     Example:
         >>> import torch
