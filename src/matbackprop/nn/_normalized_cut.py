@@ -84,7 +84,7 @@ class NormalizedCutLoss(Operator):
             raise ConfigurationError("rank_tol has no effect with objective='soft'. Remove it.")
         if class_weight is not None and (class_weight.ndim != 1 or not bool((class_weight >= 0).all())):
             raise ConfigurationError(
-                f"class_weight must be a vector of nonnegative numbers, one per class, got {tuple(class_weight.shape)}."
+                f"class_weight must contain one nonnegative number per class, got {tuple(class_weight.shape)}."
             )
         check_ridge(ridge)
         check_rank_tolerance(rank_tol)
