@@ -18,8 +18,6 @@ from matbackprop.errors import DataError
 _JSON = 1 << 24  # bytes; parsed JSON needs about twenty times as much memory
 _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
 
-# ----------------------------------------------------------------------------------------- reading
-
 
 def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
     """Read a regular file of at most ``limit`` bytes. Pipes and devices are rejected because they may never end.
@@ -120,9 +118,6 @@ def printable(text: str) -> str:
 def shorten(text: str, length: int = 60) -> str:
     """Truncate a text to ``length`` characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
-
-
-# ----------------------------------------------------------------------------------------- writing
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Nested segmentations from contours, and clusterings of features in a spectral space."""
+"""Hierarchical segmentation from contours, and spectral clustering of features."""
 
 from matbackprop.vision.segmentation.clustering import KMeans, weighted_kmeans
 from matbackprop.vision.segmentation.hierarchy import (

@@ -1,4 +1,4 @@
-"""Weighted K-means for all K, restarts and images at once."""
+"""Weighted K-means, batched over K, restarts and images."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class KMeans(NamedTuple):
     """The best clustering for each K.
 
     Attributes:
-        labels: (*b, n, m) cluster of each point, below K; some clusters may be empty.
-        centers: (*b, n, max K, e); only the first K rows count, and with ``leading`` only the first K coordinates.
+        labels: (*b, n, m) cluster of each point, below K; clusters can be empty.
+        centers: (*b, n, max K, e). Only the first K rows are valid and, with ``leading``, the first K coordinates.
         distortion: (*b, n) weighted sum of squared distances Σ wᵢ‖xᵢ − c‖².
     """
 
@@ -36,7 +36,7 @@ def center_scores(points: Tensor, centers: Tensor) -> Tensor:
 
 
 def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, uniforms: Tensor) -> Tensor:
-    """K-means++ for every run at once: x (B, m, e), w (B, m), norms (B, R, m), dims (R, e) → (B, R, size, e)."""
+    """Seed all runs with K-means++: x (B, m, e), w (B, m), norms (B, R, m), dims (R, e) → (B, R, size, e)."""
     centers = []
     chance = w.unsqueeze(1).expand_as(norms)
     closest = torch.full_like(norms, torch.inf)
@@ -55,7 +55,7 @@ def _seed_centers(x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, size: int, 
 def _cluster(
     x: Tensor, w: Tensor, norms: Tensor, dims: Tensor, bias: Tensor, uniforms: Tensor, *, iterations: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Seed and iterate every run: labels (B, m, R), centers (B, R, size, e) and scores of the labels (B, m, R)."""
+    """Cluster all runs; return labels (B, m, R), centers (B, R, size, e) and scores of the labels (B, m, R)."""
     b, m, e = x.shape
     runs, size = bias.shape[-2:]
     centers = _seed_centers(x, w, norms, dims, size, uniforms)
@@ -87,27 +87,27 @@ def weighted_kmeans(
     iterations: int = 30,
     seed: int = 0,
 ) -> KMeans:
-    """Cluster weighted points into K clusters for every K in ``ks``, keeping the best of several seeded restarts.
+    """Cluster weighted points into K clusters for every K in ``ks``, keeping the best of several restarts.
 
-    Minimizes Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading``, K clusters use only the first K coordinates; on a normalized-cut
-    embedding the distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖², the measure of Bach and Jordan. The result is
-    deterministic for a seed and does not depend on the other images of a batch.
+    Minimizes Σᵢ wᵢ‖xᵢ − c(i)‖². With ``leading``, K clusters use only the first K coordinates. On a normalized-cut
+    embedding, the distortion is then ½‖UUᵀ − D^½E(EᵀDE)⁻¹EᵀD^½‖² (Bach and Jordan). The result is deterministic for a
+    seed and does not depend on the other images of a batch.
 
     Args:
         points: (*b, m, e).
-        weights: (*b, m) non-negative; an image whose weights are all zero is clustered with equal weights.
-        ks: n numbers of clusters. More clusters than distinct points leave clusters empty.
+        weights: (*b, m) non-negative. If all weights of an image are zero, equal weights are used.
+        ks: n numbers of clusters. Clusters are empty if there are fewer distinct points.
         leading: use the first K coordinates for K clusters.
-        restarts: K-means++ seedings for each K.
-        iterations: largest number of Lloyd steps.
-        seed: of the seedings.
+        restarts: number of K-means++ restarts for each K.
+        iterations: maximum number of Lloyd iterations.
+        seed: seed of K-means++.
 
     Returns:
         :class:`KMeans`.
 
     Raises:
-        ShapeError: the shapes do not fit or there is no point.
-        ConfigurationError: ``ks`` is empty or has a number below 1.
+        ShapeError: the shapes are incompatible, or there are no points.
+        ConfigurationError: ``ks`` is empty or contains a number below 1.
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1]])
@@ -126,7 +126,7 @@ def weighted_kmeans(
     *batch, m, e = points.shape
     n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
     device = points.device
-    # In double and around their mean: squared distances of near points come from differences of squared norms.
+    # Float64 and centered points reduce cancellation: squared distances are differences of squared norms.
     x = points.reshape(-1, m, e).double()
     w = weights.reshape(-1, m).to(x)
     b = x.shape[0]
@@ -147,7 +147,7 @@ def weighted_kmeans(
     generator = torch.Generator().manual_seed(seed)
     uniforms = torch.rand(size, runs, generator=generator, dtype=torch.float64).to(device)
     labels, centers, best = _cluster(x, w, norms, dims, bias, uniforms, iterations=iterations)
-    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) chooses among restarts; the returned distortion is summed from differences.
+    # ‖x − c‖² = ‖x‖² − 2 (x·c − ½‖c‖²) selects the restart; the returned distortion is computed from differences.
     distortion = (w.unsqueeze(1) * (norms - 2 * best.mT)).sum(-1)
     choice = distortion.view(b, n, -1).argmin(-1) + torch.arange(n, device=device) * (runs // n)
     rows = torch.arange(b, device=device).unsqueeze(-1)
@@ -165,12 +165,13 @@ def weighted_kmeans(
 def cluster_scores(
     points: Tensor, sample: Tensor, weights: Tensor, ks: Sequence[int], *, leading: bool, seed: int = 0
 ) -> list[Tensor]:
-    """Scores (*b, m, K) of points (*b, m, e) for each K, affine in the points; a point's cluster has the largest.
+    """Compute cluster scores (*b, m, K) of points (*b, m, e) for each K, largest for the cluster of a point.
 
-    Clusters are found on a weighted sample (*b, n, e) of the same space; see :func:`weighted_kmeans`.
+    Scores are affine in the points. Clusters are computed from a weighted sample (*b, n, e) of the same space; see
+    :func:`weighted_kmeans`.
     """
     clusters = weighted_kmeans(sample, weights, ks, leading=leading, seed=seed)
-    # Around the mean point, which changes no comparison: scores may be rounded to single precision later.
+    # Centering keeps all comparisons and reduces rounding errors if scores are later converted to float32.
     points = points.double()
     mean = points.mean(-2, keepdim=True)
     centers = clusters.centers.double() - mean.unsqueeze(-3)

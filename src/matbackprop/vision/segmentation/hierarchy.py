@@ -1,4 +1,4 @@
-"""Nested segmentations from contours: watershed, merging by contour strength, levels, ultrametric contour map."""
+"""Hierarchical segmentation: watershed, merging by contour strength, and ultrametric contour maps."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ SMOOTHING = 1.2
 
 Chosen on 50 training images of BSDS500."""
 STEPS = 128
-"""Contour strengths that the minima of the watershed distinguish; fewer steps make fewer regions."""
+"""Number of quantization levels of contour strengths in the watershed; fewer levels give fewer regions."""
 SMALL = 3e-4
-"""Fraction of the image at which the height of a region's borders is half their strength; chosen on 25 training images
-of BSDS500. Without it, half of the regions at the best threshold are specks."""
+"""Relative area of a region at which the height of its borders is half their strength.
+
+Without it, half of the regions at the best threshold are very small. Chosen on 25 training images of BSDS500."""
 LEVELS = (2, 3, 4, 6, 8, 11, 16, 25)
 """Numbers of regions of eight levels of a hierarchy; chosen on training images of BSDS300."""
 
 
 @dataclass(frozen=True)
 class Hierarchy:
-    """A binary tree of merges over S regions.
+    """Binary tree of merges over S regions.
 
     Attributes:
-        count: S.
-        merges: (S − 1, 2) representatives (original regions) of the two sides, in the order of merging.
-        heights: (S − 1,) non-decreasing height of each merge: the ultrametric distance of the two sides.
+        count: number S of original regions, the leaves.
+        merges: (S − 1, 2) one leaf of each of the two merged parts, in the order of merging.
+        heights: (S − 1,) non-decreasing height of each merge, the ultrametric distance of the two parts.
     """
 
     count: int
@@ -41,7 +42,7 @@ class Hierarchy:
     heights: NDArray[np.float64]
 
     def regions_at(self, height: float) -> int:
-        """Number of regions left when all merges up to ``height`` are done.
+        """Return the number of regions after all merges up to ``height``.
 
         Example:
             >>> Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7])).regions_at(0.5)
@@ -50,7 +51,7 @@ class Hierarchy:
         return self.count - int(np.searchsorted(self.heights, height, side="right"))
 
     def levels(self, ks: Sequence[int]) -> NDArray[np.int32]:
-        """Labels (n, S) of the original regions for each number of segments in ``ks``, at most S.
+        """Return the labels (n, S) of the leaves for each number of regions in ``ks``, limited to S.
 
         Example:
             >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
@@ -73,13 +74,13 @@ class Hierarchy:
 
 
 def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
-    """Divide an image along its contours: one region for each basin of the contour strength.
+    """Partition an image by a watershed of its contour strengths.
 
     Args:
         contours: (h, w) strengths in [0, 1].
 
     Returns:
-        (h, w), numbered from 0 without gaps.
+        Label map (h, w) with consecutive labels from 0.
 
     Raises:
         ShapeError: ``contours`` is not a non-empty map, or has values outside [0, 1].
@@ -103,14 +104,14 @@ def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
 
 
 def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
-    """Merge neighboring regions, the pair with the weakest border first, until one is left.
+    """Merge neighboring regions in order of border strength, until one region is left.
 
     The height of a merge is the mean contour strength along the common border times a/(a + SMALL), where a is the
-    fraction of the image that the smaller region covers: specks are merged early. Heights are made non-decreasing, so
-    that levels are nested.
+    relative area of the smaller region. Small regions are therefore merged early. Heights are replaced by their
+    cumulative maximum, so that levels are nested.
 
     Args:
-        regions: (h, w) partition, numbered from 0 without gaps.
+        regions: (h, w) partition with consecutive labels from 0.
         contours: (h, w) strengths in [0, 1].
 
     Returns:
@@ -131,7 +132,7 @@ def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy
     """Merge the regions of a graph by the strengths (E,) of its borders; see :func:`merge_contours`."""
     count = len(graph.areas)
     areas: list[float] = (graph.areas / graph.areas.sum()).tolist()
-    borders: list[dict[int, tuple[float, int]]] = [{} for _ in range(count)]  # sum of strengths, length
+    borders: list[dict[int, tuple[float, int]]] = [{} for _ in range(count)]  # neighbor → sum of strengths, length
     lengths = graph.lengths.tolist()
     for (i, j), mean, length in zip(graph.edges.tolist(), strengths.tolist(), lengths, strict=True):
         borders[i][j] = borders[j][i] = (mean * length, length)
@@ -147,7 +148,7 @@ def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy
     while heap:
         height, i, j = first = heapq.heappop(heap)
         if j not in borders[i] or entry(i, j) != first:
-            continue  # one of them is gone, or their border or areas have changed since
+            continue  # outdated: a region was merged, or the border or areas changed
         merges.append((i, j))
         heights.append(max(height, heights[-1] if heights else 0.0))
         areas[i] += areas[j]
@@ -163,7 +164,9 @@ def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy
 
 
 def split_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
-    """Divide a region of the labels (S,) of leaves into the two parts that were merged last; a leaf stays as it is.
+    """Split a region into the two parts that were merged last. A leaf is not changed.
+
+    ``labels`` (S,) are the regions of the leaves.
 
     Example:
         >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
@@ -179,7 +182,7 @@ def split_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int)
 
 
 def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int) -> NDArray[np.int32]:
-    """Unite a region of the labels (S,) of leaves with the regions that the hierarchy merges it with first.
+    """Merge a region with its nearest regions in the hierarchy. ``labels`` (S,) are the regions of the leaves.
 
     Example:
         >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
@@ -197,7 +200,7 @@ def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int)
 
 
 def _joined(count: int, pairs: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The part of each of ``count`` elements after joining pairs in turn."""
+    """Return the component of each of ``count`` elements after joining pairs."""
     part = np.arange(count)
     for keep, gone in pairs:
         part[part == part[gone]] = part[keep]
@@ -209,21 +212,21 @@ def _renumbered(labels: NDArray[np.integer]) -> NDArray[np.int32]:
 
 
 def contour_map(regions: ArrayLike, hierarchy: Hierarchy) -> NDArray[np.float64]:
-    """Draw every border with the height at which the two regions at its sides merge: an ultrametric contour map.
+    """Compute the ultrametric contour map: the strength of a border is the height at which its two regions merge.
 
     The map has twice the size (``ucm2``): pixel (i, j) is at (2i + 1, 2j + 1), the border between two neighboring
-    pixels is between them, and a corner has the strength of the strongest border that ends there. Joining pixels over
-    borders not above a threshold gives the level of the hierarchy at that height.
+    pixels is between them, and a corner has the strength of the strongest border that ends there. Removing borders up
+    to a threshold gives the segmentation of the hierarchy at that height.
 
     Args:
-        regions: (h, w) the map of the hierarchy's regions, numbered from 0.
+        regions: (h, w) label map of the leaves, numbered from 0.
         hierarchy: the merges.
 
     Returns:
         (2h + 1, 2w + 1).
 
     Raises:
-        ShapeError: the regions do not fit the hierarchy.
+        ShapeError: the number of regions differs from the number of leaves.
 
     Example:
         >>> tree = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.1, 0.7]))
@@ -250,7 +253,7 @@ def contour_map(regions: ArrayLike, hierarchy: Hierarchy) -> NDArray[np.float64]
 
 
 def _joined_at(hierarchy: Hierarchy, edges: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which merge joins the two regions of each edge."""
+    """Return the index of the merge that joins the two regions of each edge."""
     out = np.zeros(len(edges), dtype=np.int64)
     waiting = np.arange(len(edges))
     label = np.arange(hierarchy.count)

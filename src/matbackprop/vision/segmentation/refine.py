@@ -1,4 +1,4 @@
-"""Refine label maps that were computed at a lower resolution to the resolution of the photograph."""
+"""Refine low-resolution label maps to the resolution of the photograph."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from numpy.typing import ArrayLike, NDArray
 from matbackprop.errors import ShapeError
 
 _STRIP = 96  # rows of the small map that are refined together, to bound memory
-_MARGIN = 4  # rows on both sides that are computed with them
+_MARGIN = 4  # overlap of strips in rows
 
 
 def enlarge_labels(labels: NDArray[np.int32], size: tuple[int, int]) -> NDArray[np.int32]:
-    """Enlarge a label map without refining it: each pixel has the label of the cell under its center."""
+    """Enlarge a label map by nearest-neighbor interpolation."""
     rows, columns = ((np.arange(n) + 0.5) * m / n for n, m in zip(size, labels.shape, strict=True))
     return labels[rows.astype(np.int64)][:, columns.astype(np.int64)]
 
 
 def refine_labels(labels: ArrayLike, image: ArrayLike, contours: ArrayLike | None = None) -> NDArray[np.int32]:
-    """Enlarge a label map to the size of its photograph and move its borders to the photograph's edges.
+    """Enlarge a label map to the size of its photograph and align its borders with image edges.
 
-    The interior of every region keeps its label. In a band of one cell on both sides of a border, labels grow by a
-    watershed of the photograph's gradient plus the enlarged contours. A region without an interior keeps its cells.
+    The interior of every region keeps its label. Within one cell of a border, labels are assigned by a watershed of the
+    image gradient plus the enlarged contours. A region without interior is not changed.
 
     Args:
         labels: (h, w) integers.
-        image: (H, W, 3) bytes, at least as large.
+        image: uint8 (H, W, 3), at least as large as ``labels``.
         contours: (h, w) strengths in [0, 1]; None for the gradient alone.
 
     Returns:
@@ -82,6 +82,6 @@ def _refine_strip(
     slope = gaussian_gradient_magnitude(luma, max(1.0, 0.15 * size[0] / len(labels)))
     slope /= np.quantile(slope[~fixed], 0.95) + 1e-6
     elevation = np.minimum(slope, 1.0) + resize(ridge, size, order=1)
-    mask = binary_dilation(~fixed, iterations=1)  # of an interior, only its rim is needed
+    mask = binary_dilation(~fixed, iterations=1)  # only the rim of an interior is needed
     grown = watershed(elevation, np.where(fixed & mask, big + 1, 0), mask=mask)
     return np.where(fixed | (grown == 0), big, grown - 1).astype(np.int32)

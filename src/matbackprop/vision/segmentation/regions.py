@@ -1,4 +1,4 @@
-"""Partitions of an image: which regions touch, and means over regions."""
+"""Adjacency graphs of regions, and means over regions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from matbackprop.errors import ShapeError
 
 
 class RegionGraph(NamedTuple):
-    """Which regions of a partition touch.
+    """Adjacency graph of the regions of a partition.
 
     Attributes:
-        areas: (S,) pixels of each region.
+        areas: (S,) number of pixels of each region.
         edges: (E, 2) pairs i < j of regions that share a border, sorted.
         lengths: (E,) number of neighboring pixel pairs across the border.
-        pairs: (P,) the edge of each such pixel pair, horizontal pairs first, both in raster order.
+        pairs: (P,) edge of each such pixel pair, horizontal pairs first, both in raster order.
     """
 
     areas: NDArray[np.int64]
@@ -27,7 +27,7 @@ class RegionGraph(NamedTuple):
 
 
 def region_graph(regions: ArrayLike) -> RegionGraph:
-    """Build the graph of 4-neighboring regions of a partition (h, w) numbered from 0.
+    """Build the 4-neighbor adjacency graph of a partition (h, w) numbered from 0.
 
     Example:
         >>> region_graph([[0, 0, 1], [2, 2, 1]]).edges.tolist()
@@ -50,9 +50,9 @@ def region_graph(regions: ArrayLike) -> RegionGraph:
 
 
 def border_strengths(regions: ArrayLike, graph: RegionGraph, contours: ArrayLike) -> NDArray[np.float64]:
-    """Mean contour strength (E,) along the border of each edge of ``graph``.
+    """Compute the mean contour strength (E,) along the border of each edge of ``graph``.
 
-    A pair of pixels across a border has the strength of the stronger of the two.
+    The strength of a pixel pair across a border is the larger strength of the two pixels.
     """
     r, v = np.asarray(regions), np.asarray(contours, dtype=np.float64)
     if v.shape != r.shape:
@@ -63,11 +63,11 @@ def border_strengths(regions: ArrayLike, graph: RegionGraph, contours: ArrayLike
 
 
 def region_means(regions: ArrayLike, values: ArrayLike) -> NDArray[np.float64]:
-    """Mean of a map (h, w, e) in every region: (S, e); zero for regions without a pixel."""
+    """Compute the mean (S, e) of a map (h, w, e) in every region; zero for empty regions."""
     r = np.asarray(regions)
     v, size = np.asarray(values).reshape(*r.shape, -1), int(r.max()) + 1
     sums = np.zeros((size, v.shape[-1] + 1))
-    rows = max(1, (1 << 22) // r.shape[1])  # in strips: large photographs have large maps
+    rows = max(1, (1 << 22) // r.shape[1])  # strips bound memory
     for strip, part in ((r[i : i + rows].ravel(), v[i : i + rows]) for i in range(0, len(r), rows)):
         for c, column in enumerate(part.reshape(strip.size, -1).T):
             sums[:, c] += np.bincount(strip, column, size)

@@ -1,4 +1,4 @@
-"""Segment features: spectral embedding, clusters for every K, labels at full size, connected components."""
+"""Segment images by spectral clustering of features."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Embedding(NamedTuple):
     """Weighted points in a spectral space.
 
     Attributes:
-        points: (*b, m, e) coordinates, the most important axis first.
+        points: (*b, m, e) coordinates, in descending order of eigenvalues.
         weights: (*b, m) non-negative weights of the points.
         eigenvalues: (*b, e) in [0, 1], descending: of M = D^(−½)WD^(−½), or of the soft projector.
     """
@@ -39,8 +39,8 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
     """Compute coordinates of the relaxed normalized cut of W = FFᵀ or FΛFᵀ, for all K ≤ k from one small eigenproblem.
 
     With the degrees d of W and the top eigenvectors U of M = D^(−½)WD^(−½), the points are xᵢ = uᵢ/√dᵢ with weights dᵢ.
-    They are piecewise constant if the cut is perfect (D^(−½)Z, not D^(½)Z as printed). The cost is O(md²). A row of
-    zeros gets the point 0 and the weight 0.
+    They are piecewise constant if the cut is perfect (D^(−½)Z, not D^(½)Z as printed in the paper). The cost is O(md²).
+    Rows of zeros have point 0 and weight 0.
 
     Args:
         f: non-negative features (*b, m, d).
@@ -51,7 +51,7 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
         An :class:`Embedding` with e = min(k, m, d) coordinates.
 
     Raises:
-        ShapeError: f is not a matrix, Λ does not fit it, or k < 1.
+        ShapeError: f is not a matrix, the shape of Λ is not (d, d), or k < 1.
         SymmetryError, DomainError: Λ is not symmetric, or not positive semi-definite.
 
     Example:
@@ -78,17 +78,17 @@ def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding
 
 
 def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
-    """Compute coordinates of the space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½), tr FᵀF = 1.
+    """Compute coordinates in the space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½), with tr FᵀF = 1.
 
-    The points are in the principal axes. Their eigenvalues s/(s + λ/d) are those of the soft projector Π_λ, and their
-    sum is its soft rank.
+    Coordinates are along the principal axes. Their eigenvalues s/(s + λ/d) are those of the soft projector Π_λ, and the
+    sum of the eigenvalues is its soft rank.
 
     Args:
         f: features (*b, m, d).
         ridge: λ of :func:`matbackprop.normalized_cut_soft`.
 
     Returns:
-        An :class:`Embedding` with weights of one; all-zero features give all-zero points.
+        An :class:`Embedding` with unit weights. The points are zero if all features are zero.
 
     Example:
         >>> f = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -99,7 +99,7 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
     check_matrix(f, "f")
     if not 0 < ridge < math.inf:
         raise ConfigurationError(f"ridge must be positive and finite, got {ridge}.")
-    rows = f.double()  # squaring would lose small eigenvalues in single precision
+    rows = f.double()  # in float32, squaring would lose small eigenvalues
     gram = symmetrize(rows.mT @ rows)
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     scale = torch.where(trace > 0, trace, torch.ones_like(trace)).rsqrt()
@@ -112,7 +112,7 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
 
 @dataclass(frozen=True)
 class NCutSpace:
-    """The space of the relaxed normalized cut: D^(−½)U with the degrees as weights, K coordinates for K clusters.
+    """Space of the relaxed normalized cut: D^(−½)U, weighted by the degrees, with K coordinates for K clusters.
 
     Attributes:
         lam: Λ of W = FΛFᵀ; None for the identity.
@@ -128,7 +128,7 @@ class NCutSpace:
 
 @dataclass(frozen=True)
 class SoftSpace:
-    """The space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
+    """Space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
 
     Attributes:
         ridge: λ.
@@ -138,22 +138,22 @@ class SoftSpace:
     leading: ClassVar[bool] = False
 
     def embed(self, f: Tensor, most: int) -> Embedding:
-        """Return all coordinates, for any number of clusters."""
+        """Return all coordinates; ``most`` is not used."""
         return soft_embedding(f, ridge=self.ridge)
 
 
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
-"""Numbers of clusters of the eight segmentations; chosen on training images of BSDS300."""
+"""Default numbers of clusters; chosen on training images of BSDS300."""
 CELLS = 2400
-"""Approximate number of points on which clusters are found."""
+"""Approximate number of points to cluster."""
 
 
 class Segmentation(NamedTuple):
     """Segmentations of an image or of a batch.
 
     Attributes:
-        labels: (*b, n, H, W) int64 maps, one for each K, numbered from 0.
-        embedding: the points (*b, h·w, e), weights and eigenvalues on the grid of the features.
+        labels: (*b, n, H, W) int64 maps, one per K, numbered from 0.
+        embedding: points (*b, h·w, e), weights and eigenvalues on the feature grid.
     """
 
     labels: Tensor
@@ -161,7 +161,7 @@ class Segmentation(NamedTuple):
 
 
 def _resize(x: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """(*b, h·w, c) on ``grid`` → (*b, H·W, c): bilinear when growing, by area when shrinking."""
+    """Resize (*b, h·w, c) on ``grid`` to (*b, H·W, c): bilinear when enlarging, by area when reducing."""
     maps = x.reshape(-1, *grid, x.shape[-1]).movedim(-1, 1)
     if grid[0] > size[0] or grid[1] > size[1]:
         maps = nnf.adaptive_avg_pool2d(maps, size)
@@ -179,27 +179,27 @@ def segment_features(
     seed: int = 0,
     split: bool = True,
 ) -> Segmentation:
-    """Segment images by clustering their features: every K from one small eigenproblem.
+    """Segment images by clustering their features, for all K from one small eigenproblem.
 
-    The features are embedded on their grid and clustered on a working grid. The scores of the clusters are upsampled to
-    full size, which equals scoring upsampled coordinates because scores are affine. Each pixel is assigned
-    to the cluster of the largest score, and clusters are split into connected components.
+    The features are embedded on their grid and clustered on a working grid. Cluster scores are upsampled to full size,
+    which is equivalent to scoring upsampled coordinates because scores are affine. Each pixel is assigned to the
+    cluster with the largest score, and clusters are split into connected components.
 
     Args:
         f: features (*b, h, w, d); non-negative for the space of the normalized cut.
         ks: n numbers of clusters.
-        size: (H, W) of the label maps; None for the features' grid.
+        size: (H, W) of the label maps; None for the feature grid.
         space: :class:`NCutSpace` (default) or :class:`SoftSpace`.
-        seed: of K-means.
-        split: split every segment into its connected components.
+        seed: seed of K-means.
+        split: split clusters into connected components.
 
     Returns:
-        :class:`Segmentation`. All-zero features are one region.
+        :class:`Segmentation`. If all features are zero, there is one region.
 
     Raises:
         ShapeError: the features are not (*b, h, w, d), or a dimension is empty.
-        NonFiniteError: the features have NaN or Inf.
-        ConfigurationError: ``space`` is not one of the two.
+        NonFiniteError: the features contain NaN or Inf.
+        ConfigurationError: ``space`` has another type.
 
     Example:
         >>> f = torch.zeros(6, 8, 2)
@@ -237,14 +237,14 @@ def segment_features(
 
 
 def connected_components(labels: Tensor, *, connectivity: int = 4) -> Tensor:
-    """Split every segment of a label map into its connected components, with scikit-image on the CPU.
+    """Split every segment of a label map into connected components, with scikit-image on the CPU.
 
     Args:
         labels: integer maps (*b, h, w); any integer is a label.
         connectivity: 4 or 8 neighbors.
 
     Returns:
-        int64 maps (*b, h, w), numbered from 0 in each map in the raster order of the components' first pixels.
+        int64 maps (*b, h, w). Components are numbered from 0 in raster order of their first pixels.
 
     Example:
         >>> connected_components(torch.tensor([[0, 1, 0], [0, 1, 0]]))

@@ -31,8 +31,6 @@ from matbackprop.vision.training.system import Data, System, two_rates
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
 """Candidates for the default threshold of contour strength."""
 
-# --------------------------------------------------------------------------------------------------------------- data
-
 
 class ContourImage(NamedTuple):
     """A photograph and the borders that annotators drew.
@@ -124,9 +122,6 @@ class ContoursData(Data):
         return EpochLoader(ItemSource(len(self.validation), item), 1, shuffle=False)
 
 
-# ------------------------------------------------------------------------------------------------------ network, loss
-
-
 def build_model(config: ContourModelConfig) -> ContourNet:
     """Build the network of a configuration, with its starting weights."""
     model = ContourNet(config)
@@ -200,9 +195,6 @@ class ContoursModule(System):
         if self.step < self.config.train.average_from:
             self.average.n_averaged.zero_()  # the first update copies
         self.average.update_parameters(self.model)
-
-
-# ------------------------------------------------------------------------------------------------------------- recipe
 
 
 def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:

@@ -116,9 +116,6 @@ def _run(config: DemoConfig, console: Console) -> Path:
     return report
 
 
-# ------------------------------------------------------------------------------------------ the systems
-
-
 def _train(
     config: DemoConfig, recipe: str, images: int, score: Callable[[Any, Any], float]
 ) -> tuple[RunFolder, dict[str, float]]:

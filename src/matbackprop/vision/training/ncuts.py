@@ -28,8 +28,6 @@ from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System, two_rates
 
-# ------------------------------------------------------------------------------------------------------------- images
-
 
 def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
     """Read all images of a split with their labels on a grid. BSDS300's test images are ``val`` of BSDS500."""
@@ -164,9 +162,6 @@ class NCutsData(Data):
         return augment(super().on_device(batch, device, training=training))
 
 
-# ------------------------------------------------------------------------------------------------- network, objective
-
-
 def build_model(config: NCutsModelConfig) -> DeepNCuts:
     """Build the network of a configuration, with its starting weights."""
     model = DeepNCuts(config)
@@ -251,9 +246,6 @@ class NCutsModule(System):
         optimizer = torch.optim.AdamW(groups, weight_decay=train.decay, fused=self.device.type == "cuda")
         rates = [group["lr"] for group in groups]
         return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
-
-
-# ------------------------------------------------------------------------------------------------------------- recipe
 
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:

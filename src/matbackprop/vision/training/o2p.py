@@ -134,9 +134,6 @@ def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
     return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
 
 
-# ------------------------------------------------------------------------------------------------------------- results
-
-
 def save_predictions(run: RunFolder, module: RegionModule) -> str:
     """Write the predictions of the last validation; return their SHA-256."""
     path = run.predictions / "validation.npz"

@@ -41,9 +41,6 @@ def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
     return train, validation
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
 class VectorBatch(NamedTuple):
     """A batch of descriptors (b, d) of a network whose features are not trained; see :class:`ImageBatch`."""
 

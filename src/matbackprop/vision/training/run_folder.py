@@ -69,8 +69,6 @@ class RunFolder:
         self.predictions = self.path / "predictions"
         self.tensorboard = self.path / "tensorboard"
 
-    # ------------------------------------------------------------------------------------ creating
-
     def check(self, config: Any, *, resume: bool = False, overwrite: bool = False) -> None:
         """Raise ConfigurationError unless a run with this configuration may use the folder.
 
@@ -148,8 +146,6 @@ class RunFolder:
         """Return the path of a figure; ``.png`` is added to a name without suffix."""
         return self.figures / (name if Path(name).suffix else f"{name}.png")
 
-    # ------------------------------------------------------------------------------------- reading
-
     def read_config(self) -> dict[str, Any]:
         """Return the configuration in its JSON form."""
         if not self.config_path.exists():
@@ -195,8 +191,6 @@ class RunFolder:
                 raise ConfigurationError(f"{self.metrics_path}, line {number} is damaged: {reason}. {_FIX}") from error
             metrics.append(row)
         return metrics
-
-    # ------------------------------------------------------------------------------------- writing
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Append a line of metrics with the time. NaN and Inf are written as null."""

@@ -136,9 +136,6 @@ def _load(place: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-# ---------------------------------------------------------------------------------------------------- starting weights
-
-
 def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
     """Load starting weights into a backbone.
 
