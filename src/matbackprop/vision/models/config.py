@@ -1,7 +1,4 @@
-"""Configurations of the models, used by the models, the training, the command line and saved models.
-
-Torch is not imported here, so that ``--help`` is quick.
-"""
+"""Model configurations. Torch is not imported here, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -35,14 +32,14 @@ class RegionModelConfig:
     taps: tuple[str, ...] = ()
     (
         "Maps to pool, such as pool5 (6×6) or relu5 (13×13) of AlexNet; their descriptors are concatenated. Default: "
-        "the backbone's last map."
+        "the last map of the backbone."
     )
     average: bool = False
-    """In fc and both, use the average of the last map over the support instead of fully connected layers."""
+    """For the heads fc and both, average the last map over the support instead of using fully connected layers."""
     two_views: bool = False
-    """Use two views of a region, unmodified and with the mean color around it; their channels are concatenated."""
+    """Concatenate the channels of two views of a region: unmodified, and with the mean color as background."""
     frozen: bool = False
-    """Freeze the backbone and the projections: descriptors are computed once, only the head is trained."""
+    """Freeze the backbone and the projections. Descriptors are computed once, and only the head is trained."""
     train_from: str | None = None
     """Freeze the backbone up to this map; later layers are trained."""
     hidden: Width = 4096
@@ -50,7 +47,7 @@ class RegionModelConfig:
     dropout: Fraction = 0.5
     """Dropout after each fully connected layer."""
     input_dropout: Fraction = 0.0
-    """Dropout before the first fully connected layer, or of the average."""
+    """Dropout before the first fully connected layer, or after averaging."""
     vector_dropout: Fraction = 0.0
     """Dropout of the pooled descriptor."""
     function: Function = "log"
@@ -64,13 +61,13 @@ class RegionModelConfig:
     feature_scale: Factor = 0.01
     """Factor on the features before pooling."""
     reduce: Width | None = None
-    """Number of channels to project the first map to before pooling."""
+    """Number of channels of the first map after projection, before pooling."""
     reduce_rest: Width = 96
-    """Number of channels to project the other maps to, if they have more."""
+    """Number of channels of the other maps after projection. Maps with fewer channels are not projected."""
     support: Support = "all"
     """Pool over all cells, inside the mask, or both."""
     vector_scale: Factor = 1.0
-    """Factor on the standardized vector; the rate of the next layer scales with its square."""
+    """Factor on the standardized vector. The effective learning rate of the next layer scales with its square."""
 
     def __post_init__(self) -> None:
         if self.function == "log" and self.eps == 0:
@@ -90,22 +87,22 @@ class NCutsModelConfig:
     """The network (matbackprop.vision.models.deep_ncuts.DeepNCuts)."""
 
     variant: Variant = "vgg16-relu5"
-    """Backbone, feature map and sizes; the fields that are not set follow from it."""
+    """Model of the paper. It sets the defaults of backbone, feature map and sizes."""
     weights: str = "imagenet"
     """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     backbone: str | None = None
     (
         "alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class. "
-        "Default: the variant's."
+        "Default: set by the variant."
     )
     taps: tuple[str, ...] = ()
-    """The feature map that feeds the head. Default: the variant's; for another backbone its last map."""
+    """Feature map that is the input of the head. Default: set by the variant; for another backbone, its last map."""
     head: Literal["paper", "none"] = "paper"
     """paper: Conv-ReLU, dropout, Conv-ReLU. none: the map itself."""
     hidden: Width | None = None
-    """Filters of the hidden layer. Default: the variant's (256 for AlexNet, 1024 for VGG-16)."""
+    """Filters of the hidden layer. Default: set by the variant (256 for AlexNet, 1024 for VGG-16)."""
     channels: Width = 20
-    """Output channels d, which bound the rank of W."""
+    """Number d of output channels, which bounds the rank of W."""
     zoom: Zoom = 1.0
     """The backbone's input is the image enlarged by this factor, 1 to 4."""
     dropout: Fraction = 0.25
@@ -113,7 +110,7 @@ class NCutsModelConfig:
     affinity: Affinity = "identity"
     """W = FFᵀ, or FΛFᵀ with a trainable Λ, for objective j1."""
     space: Space = "ncut"
-    """Space that is clustered: the normalized cut's, or the one that the soft objective trains."""
+    """Space to cluster in: that of the normalized cut, or that of the soft objective."""
     ridge: Positive = 0.3
     """λ of the soft objective and of its space."""
 
@@ -122,9 +119,9 @@ class NCutsModelConfig:
             raise ConfigurationError(f"model.taps must name exactly one feature map, got {list(self.taps)}.")
 
     def resolved(self) -> dict[str, Any]:
-        """Return all fields, with the variant's values for those that are not set.
+        """Return all fields, with the values of the variant for unset fields.
 
-        Without taps, the last map of another backbone than the variant's is used: ``taps`` is empty.
+        If the backbone differs from the variant and taps are unset, ``taps`` is empty: the last map is used.
         """
         variant = dict(VARIANTS[self.variant])
         if self.backbone not in (None, variant["backbone"]):
@@ -138,7 +135,7 @@ class ContourModelConfig:
     """The network (matbackprop.vision.models.contours.ContourNet)."""
 
     backbone: str = "tiny-vit"
-    """Network that computes the feature maps, as for the other systems."""
+    """alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class."""
     taps: tuple[str, ...] = ("layer0", "layer1", "layer2", "layer3", "neck")
     """Feature maps to fuse, from fine to coarse."""
     weights: str = "imagenet"
@@ -162,4 +159,4 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "vgg16-relu4": {"backbone": "vgg16", "taps": ("relu4_1",), "hidden": 1024},
     "vgg16-relu5": {"backbone": "vgg16", "taps": ("relu5_3",), "hidden": 1024},
 }
-"""The models of the paper's second table, as fields of :class:`NCutsModelConfig`."""
+"""Models in the second table of the paper, as fields of :class:`NCutsModelConfig`."""

@@ -1,7 +1,7 @@
-"""ContourNet: the probability of a region border at every pixel, on any backbone.
+"""ContourNet: predict the probability of a region border at every pixel, with any backbone.
 
-The backbone's maps are fused from coarse to fine. A shallow stem adds the detail of the image at full resolution.
-Every level also predicts the contours by itself, so that training reaches it directly.
+Feature maps of the backbone are fused from coarse to fine. A shallow stem adds detail at full resolution. Every level
+also predicts the contours (deep supervision).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from matbackprop.vision.models.weights import PretrainedMixin
 
 __all__ = ["ContourNet"]
 
-_LEAST = 16  # pixels on a side of an image; smaller ones are padded
+_LEAST = 16  # minimum image side in pixels; smaller images are padded
 
 
 class _Grid(NamedTuple):
@@ -55,11 +55,11 @@ def _convolution(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class ContourNet(PretrainedMixin, nn.Module):
-    """Contours of images, per pixel.
+    """Contour detection network.
 
     Args:
-        config: see :class:`~matbackprop.vision.models.config.ContourModelConfig`.
-        changes: fields of it that differ.
+        config: configuration of the network.
+        changes: fields that override ``config``.
 
     Example:
         >>> net = ContourNet(backbone="alexnet", taps=("relu1", "relu2", "relu5"), width=12, stem=6).eval()
@@ -74,7 +74,7 @@ class ContourNet(PretrainedMixin, nn.Module):
         self.hparams_dict = {name: value for name, value in vars(config).items() if name != "weights"}
         self.backbone = build_backbone(config.backbone, config.taps)
         places = [self.backbone.info(tap) for tap in config.taps]
-        # From pixels of the enlarged image to those of the image.
+        # Convert pixels of the enlarged image to pixels of the image.
         self.grids = [_Grid(place.stride / config.zoom, (place.offset + 0.5) / config.zoom - 0.5) for place in places]
         self.least = max(_LEAST, *(math.ceil(place.reach / config.zoom) for place in places))
         width = config.width
@@ -91,10 +91,10 @@ class ContourNet(PretrainedMixin, nn.Module):
 
         Args:
             image: RGB (b, 3, h, w), float in [0, 1], of any size.
-            sides: also compute the logits of the levels, which training needs.
+            sides: also compute the logits of the levels, for training.
 
         Returns:
-            Logits (b, h, w): those of the network first, then those of its levels, from coarse to fine.
+            Logits (b, h, w) of the network, followed by the logits of its levels from coarse to fine.
         """
         if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
             raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
@@ -119,7 +119,7 @@ class ContourNet(PretrainedMixin, nn.Module):
             if sides:
                 levels.append(_resample(self.side[level](x), grid, _PIXELS, (height, width)).squeeze(1))
         assert x is not None
-        del maps, lateral  # large at full resolution is only what follows
+        del maps, lateral  # free memory before the layers at full resolution
         detail = self.stem(image)
         fused = torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1)
         del detail, x
@@ -128,5 +128,5 @@ class ContourNet(PretrainedMixin, nn.Module):
         return [fused.squeeze(1), *levels]
 
     def contours(self, image: Tensor) -> Tensor:
-        """Contour probabilities (b, h, w) of images (b, 3, h, w) with values in [0, 1]."""
+        """Compute contour probabilities (b, h, w) of images (b, 3, h, w) with values in [0, 1]."""
         return self(image, sides=False)[0].float().sigmoid()

@@ -1,6 +1,6 @@
-"""DeepNCuts: a network whose feature maps are trained to span the human segmentations.
+"""DeepNCuts: a network whose features are trained to span human segmentations.
 
-The paper's models add two Conv-ReLU pairs to one feature map of AlexNet or VGG-16. Any other backbone can be used.
+The models of the paper add two Conv-ReLU pairs to a feature map of AlexNet or VGG-16. Other backbones can be used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from matbackprop.vision.segmentation import CLUSTER_KS, NCutSpace, Segmentation,
 
 
 class _Geometry:
-    """The number of cells of a feature map that cover an image, and the pixels they need."""
+    """Number of cells of a feature map that cover an image, and the padding they need."""
 
     def __init__(self, info: TapInfo) -> None:
         self.stride, self.reach = info.stride, info.reach
@@ -35,9 +35,9 @@ class _Geometry:
         return max(1, round(pixels / self.stride))
 
     def start(self, before: int) -> tuple[int, float]:
-        """The cell over the first block after padding by ``before`` pixels, and the fraction toward the next cell.
+        """Return the cell over the first block after padding by ``before`` pixels, and the fraction to the next cell.
 
-        Distances below one pixel count as 0.
+        Distances below one pixel are rounded to 0.
         """
         place = (before - self.shift) / self.stride
         if abs(place - round(place)) * self.stride < 1:
@@ -45,13 +45,13 @@ class _Geometry:
         return math.floor(place), place - math.floor(place)
 
     def after(self, pixels: int, before: int) -> int:
-        """Pixels to append so that every cell has its input."""
+        """Return the padding at the end so that the input of every cell is complete."""
         first, part = self.start(before)
         last = first + self.cells(pixels) - (1 if part == 0 else 0)
         return max(0, self.reach + last * self.stride - pixels - before)
 
     def over_blocks(self, maps: Tensor, size: tuple[int, int], before: int) -> Tensor:
-        """The cells (b, c, h, w) over the blocks of an image of ``size``, interpolated linearly."""
+        """Interpolate maps linearly to the cells (b, c, h, w) over the blocks of an image of ``size``."""
         first, part = self.start(before)
         for dimension, pixels in zip((-2, -1), size, strict=True):
             cells = maps.narrow(dimension, first, self.cells(pixels))
@@ -79,13 +79,13 @@ class _PaperHead(nn.Module):
 
 
 class DeepNCuts(PretrainedMixin, nn.Module):
-    """Deep normalized cuts: image → F on a grid, W = FFᵀ or FΛFᵀ, and the segmentations that follow from it.
+    """Deep normalized cuts: compute features F of an image, for clustering with the affinity W = FFᵀ or FΛFᵀ.
 
     Args:
-        config: the network.
-        network: a user-defined :class:`~matbackprop.vision.models.backbones.base.Backbone` instead of the
-            configuration's; such a model cannot be saved by name.
-        changes: fields that differ from ``config``.
+        config: configuration of the network.
+        network: user-defined :class:`~matbackprop.vision.models.backbones.base.Backbone` that replaces the configured
+            backbone. Such a model cannot be saved by name.
+        changes: fields that override ``config``.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -123,11 +123,11 @@ class DeepNCuts(PretrainedMixin, nn.Module):
 
     @classmethod
     def variant(cls, name: str, **changes: Any) -> DeepNCuts:
-        """Build one of :data:`~matbackprop.vision.models.config.VARIANTS` by name, with changed fields."""
+        """Build one of :data:`~matbackprop.vision.models.config.VARIANTS` by name; ``changes`` override its fields."""
         return cls(variant=name, **changes)
 
     def freeze_backbone(self, frozen: bool = True) -> None:
-        """Freeze or train the backbone; frozen, its activations are not kept for a backward pass."""
+        """Freeze or unfreeze the backbone. The activations of a frozen backbone are not stored."""
         self.frozen = frozen
         for parameter in self._learning:
             parameter.requires_grad_(not frozen)
@@ -144,8 +144,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             image: RGB (b, 3, h, w), uint8 or floating point in [0, 1]; at least one pixel.
 
         Returns:
-            F (b, h', w', d), non-negative as required for W; cell (i, j) is centered on its stride × stride block of
-            pixels.
+            Non-negative features (b, h', w', d). Cell (i, j) is centered on its stride × stride block of pixels.
         """
         if image.ndim != 4 or image.shape[1] != 3 or 0 in image.shape:
             raise ShapeError(f"images must be (b, 3, h, w) with at least one pixel, got {tuple(image.shape)}.")
@@ -153,7 +152,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if self.config.zoom != 1:
             image = nnf.interpolate(image, scale_factor=self.config.zoom, mode="bilinear", align_corners=False)
         height, width = int(image.shape[-2]), int(image.shape[-1])
-        # Pad at the start, so that cells are centered on their blocks, and at the end, so that every block has a cell.
+        # Padding at the start centers cells on their blocks; padding at the end gives every block a cell.
         before = max(0, math.ceil(self.geometry.shift))
         below, right = self.geometry.after(height, before), self.geometry.after(width, before)
         if before or below or right:
@@ -174,13 +173,13 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         seed: int = 0,
         space: str | None = None,
     ) -> Segmentation:
-        """Segment images (b, 3, h, w) by clustering and splitting components, as the paper does.
+        """Segment images (b, 3, h, w) by clustering and splitting into connected components, as in the paper.
 
         Args:
             image: a batch of images of one size.
             ks: numbers of clusters.
             seed: seed of K-means.
-            space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configuration's.
+            space: space to cluster in, ``"ncut"`` or ``"soft"``; None for the configured space.
 
         Returns:
             :class:`~matbackprop.vision.segmentation.Segmentation` with labels (b, n, H, W).

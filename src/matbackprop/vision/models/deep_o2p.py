@@ -1,4 +1,4 @@
-"""Region classifiers on any backbone: fully connected layers, second-order pooling, or both.
+"""Region classifiers with fully connected layers, second-order pooling, or both.
 
 ==========  ==================================================================================================
 ``fc``      the head of AlexNet: the map, two fully connected layers, a classifier
@@ -7,11 +7,11 @@
 ``both``    triangle and output of the fully connected layers, concatenated, and a classifier
 ==========  ==================================================================================================
 
-With ``average``, the heads ``fc`` and ``both`` use the average of the last map's cells (first-order pooling) instead of
-fully connected layers on the map.
+With ``average``, the heads ``fc`` and ``both`` average the cells of the last map (first-order pooling) instead of
+applying fully connected layers to it.
 
 The triangles of several maps are concatenated. Maps with the same number of channels, such as the scales of dense SIFT,
-can also be pooled together: the tap ``"bins4+bins6+bins8"`` pools the cells of all three.
+can also be pooled together: the tap ``"bins4+bins6+bins8"`` pools the cells of all three maps.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
         grid: rows and columns of the feature map.
         start: pixel coordinate of the center of the first cell
             (:attr:`~matbackprop.vision.models.backbones.base.TapInfo.offset`).
-        stride: side of a cell's square in pixels.
+        stride: side of a cell in pixels.
 
     Returns:
-        (b, *grid) in [0, 1]: the fraction of each cell inside the mask. Outside the image the mask is 0.
+        (b, *grid) in [0, 1], the fraction of each cell inside the mask. Outside the image, the mask is 0.
 
     Example:
         >>> mask = torch.zeros(1, 8, 8); mask[:, :4, :2] = 1
@@ -54,13 +54,15 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
     """
     before = int(start - (stride - 1) / 2)
     after = [before + stride * n - size for n, size in zip(grid, mask.shape[-2:], strict=True)]
-    # Negative padding cuts pixels off, positive padding adds empty ones.
+    # Negative padding crops.
     padded = nnf.pad(mask, (-before, after[1], -before, after[0]))
     return nnf.avg_pool2d(padded.unsqueeze(1), stride).squeeze(1)
 
 
 class Descriptor(nn.Module, ABC):
-    """Feature map → vector, with the mean of each entry and one deviation, measured once, before training.
+    """Base class of layers that convert a feature map to a vector.
+
+    The vector is standardized by the mean of each entry and one deviation, which are measured before training.
 
     Args:
         entries: length of the descriptor over one support.
@@ -79,7 +81,7 @@ class Descriptor(nn.Module, ABC):
         self.register_buffer("calibrated", torch.tensor(False))
 
     def weights(self, mask: Tensor | None) -> Tensor | None:
-        """Return weights of the cells, (b, m) or (b, 2, m) with mean 1, from the grid mask (b, h, w)."""
+        """Return cell weights (b, m) or (b, 2, m) with mean 1 from the grid mask (b, h, w)."""
         if self.support == "all":
             return None
         if mask is None:
@@ -91,15 +93,15 @@ class Descriptor(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the vector (b, out_features) of a map (b, c, h, w), with the mask (b, h, w) on its grid."""
+        """Return the vector (b, out_features) of a map (b, c, h, w); ``mask`` (b, h, w) is on its grid."""
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """Return the standardized descriptor of a vector."""
+        """Standardize a vector."""
         return (vector - self.mean) / self.deviation
 
     @torch.no_grad()
     def measure(self, vectors: Tensor) -> None:
-        """Measure mean and deviation of vectors (n, out_features)."""
+        """Measure the mean and deviation of vectors (n, out_features)."""
         vectors = vectors.double()
         self.mean.copy_(vectors.mean(0))
         self.deviation.copy_((vectors - vectors.mean(0)).square().mean().sqrt().clamp_min(1e-12).view(1))
@@ -107,7 +109,7 @@ class Descriptor(nn.Module, ABC):
 
 
 class FirstOrderVector(Descriptor):
-    """Feature map → average of its cells over the support."""
+    """First-order pooling: the average of a feature map over the support."""
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the average of the cells (b, out_features)."""
@@ -115,21 +117,22 @@ class FirstOrderVector(Descriptor):
         weights = self.weights(mask)
         if weights is None:
             return cells.mean(-1)
-        weights = weights.view(cells.shape[0], -1, cells.shape[-1])  # len would fix the batch in an exported graph
+        weights = weights.view(
+            cells.shape[0], -1, cells.shape[-1]
+        )  # len() would fix the batch size in an exported graph
         return torch.einsum("bcm,bsm->bsc", cells, weights).flatten(1) / cells.shape[-1]
 
 
 class SecondOrderVector(Descriptor):
-    """Feature map → second-order pooled and vectorized descriptor.
+    """Second-order pooling: the upper triangle of C = g(s²·Fᵀdiag(w)F + εI), with off-diagonal entries times √2.
 
-    With the features F (m×d) of the map's m cells, scaled by s, and weights w: C = g(s²·Fᵀdiag(w)F + εI), the upper
-    triangle of C with off-diagonal entries times √2.
+    F (m×d) are the features of the m cells of the map, s is a scale, and w are the weights of the cells.
 
     Args:
-        channels: channels of the map.
-        config: the fields from ``function`` on are used. With ``reduce`` the map is first projected by a 1×1
-            convolution, which starts on the leading principal directions of the features (:meth:`project`).
-        changes: fields that differ from ``config``.
+        channels: number of channels of the map.
+        config: the fields from ``function`` on are used. If ``reduce`` is set, the map is first projected by a 1×1
+            convolution, initialized with the leading principal directions of the features (:meth:`project`).
+        changes: fields that override ``config``.
     """
 
     def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
@@ -159,7 +162,7 @@ class SecondOrderVector(Descriptor):
         return None if self.layer.exponent is None else float(torch.as_tensor(self.layer.exponent).detach())
 
     def features(self, maps: Tensor) -> Tensor:
-        """Return the pooled features F (b, m, d) of a map (b, c, h, w): reduced, scaled, at least float32."""
+        """Return the features F (b, m, d) of a map (b, c, h, w): projected, scaled, at least float32."""
         if self.reduce is not None:
             maps = self.reduce(maps)
         return maps.flatten(2).mT.to(torch.promote_types(maps.dtype, torch.float32)) * self.config.feature_scale
@@ -169,7 +172,7 @@ class SecondOrderVector(Descriptor):
         return self.layer(self.features(features), self.weights(mask)).flatten(1)
 
     def standardized(self, vector: Tensor) -> Tensor:
-        """Return the standardized descriptor of a vector, times ``vector_scale``."""
+        """Standardize a vector and multiply it by ``vector_scale``."""
         return (vector - self.mean) * (self.config.vector_scale / self.deviation)
 
     @torch.no_grad()
@@ -182,19 +185,17 @@ class SecondOrderVector(Descriptor):
 
 
 class RegionClassifier(PretrainedMixin, nn.Module):
-    """A classifier of image regions.
+    """Classifier of image regions. All arguments are saved with the model.
 
     Args:
         classes: number of classes.
-        config: the network.
+        config: configuration of the network.
         canvas: side of the input image.
-        names: names of the classes.
+        names: class names.
         background: treatment of the pixels around the object in training.
         side: longest side of a region on the canvas in training.
-        margin: margin around a region's box in training, as a fraction of its longest side.
-        changes: fields that differ from ``config``.
-
-    All arguments are saved with the model.
+        margin: margin around the box of a region in training, as a fraction of its longest side.
+        changes: fields that override ``config``.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -240,7 +241,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         config = self.config
         self.backbone = build_backbone(config.backbone)
         self.last = self.backbone.taps[-1]
-        """Map of the fully connected layers and the average."""
+        """Input of the fully connected layers or of the average."""
         self.taps = () if config.head == "fc" else config.taps or (self.last,)
         """Maps that are pooled."""
         self.used_maps = [part for tap in self.taps for part in tap.split("+")]
@@ -248,7 +249,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         needed = max(self.backbone.info(tap).reach for tap in self.used_maps)
         if self.canvas < needed:
             try:
-                self._whole_maps(self.used_maps)  # padding may suffice
+                self._whole_maps(self.used_maps)  # padding may be sufficient
             except RuntimeError as error:
                 raise ConfigurationError(
                     f"canvas {self.canvas} is too small for {', '.join(self.used_maps)} of {config.backbone}. "
@@ -291,7 +292,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def _fully_connected(self, inputs: int) -> nn.Sequential:
-        """Return AlexNet's two fully connected layers with ReLU and dropout."""
+        """Return the two fully connected layers of AlexNet with ReLU and dropout."""
         hidden, dropout = self.config.hidden, self.config.dropout
         one, two = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
         for layer in (one, two):
@@ -308,13 +309,13 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     @property
     def trains_features(self) -> bool:
-        """Whether anything before the standardization of descriptors is trainable."""
+        """Whether a layer before the standardization of descriptors is trainable."""
         fixed = [self.backbone, *self.poolings().values()]
         return self._connects_map or any(p.requires_grad for module in fixed for p in module.parameters())
 
     @property
     def _connects_map(self) -> bool:
-        """Whether fully connected layers take the last map."""
+        """Whether fully connected layers are applied to the last map."""
         return self.config.head in ("fc", "both") and self.average is None
 
     def poolings(self) -> dict[str, SecondOrderVector]:
@@ -331,7 +332,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
     def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the maps (b, c, h, w) that are used; channels of two views are concatenated."""
+        """Return the maps (b, c, h, w) used by the head. The channels of two views are concatenated."""
         if not self.config.two_views:
             return self.backbone(image, self.used_maps)
         if mask is None:
@@ -340,9 +341,9 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return {tap: both.unflatten(0, (2, -1)).movedim(0, 1).flatten(1, 2) for tap, both in views.items()}
 
     def cells(self, maps: Mapping[str, Tensor], mask: Tensor | None, tap: str) -> tuple[Tensor, Tensor | None]:
-        """Return the map ``tap`` and the pixel mask (b, canvas, canvas) on its grid, or None if it is not used.
+        """Return the map ``tap``, and the pixel mask (b, canvas, canvas) resampled to its grid, or None if unused.
 
-        Cells of several maps are concatenated: (b, c, cells, 1).
+        The cells of several maps are concatenated to (b, c, cells, 1).
         """
         parts = tap.split("+")
         masks: list[Tensor] = []
@@ -357,8 +358,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return joined, torch.cat([m.flatten(1) for m in masks], -1).unsqueeze(-1) if masks else None
 
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the input (b, n) of :meth:`classify`: the descriptors before standardization, and the last map
-        if fully connected layers take it."""
+        """Return the input (b, n) of :meth:`classify`: descriptors before standardization, and the last map if used."""
         maps = self.maps(image, mask)
         parts = [one(*self.cells(maps, mask, tap)) for tap, one in self._inputs()]
         if self._connects_map:
@@ -371,7 +371,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return list(described.split([*widths, rest] if self._connects_map else widths, -1))
 
     def classify(self, described: Tensor) -> Tensor:
-        """Return scores (b, classes) of results of :meth:`describe`."""
+        """Return the class scores (b, classes) from the result of :meth:`describe`."""
         dtype = self.classifier.weight.dtype
         parts = self._split(described)
         drops = [self.vector_dropout] * len(self.pooled) + [self.average_dropout]
@@ -383,7 +383,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return self.classifier(self.first(joined) if self.config.head == "o2p_fc" else joined)
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the scores of the classes.
+        """Return the class scores.
 
         Args:
             image: normalized images (b, 3, canvas, canvas).
@@ -396,7 +396,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     @torch.no_grad()
     def calibrate(self, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-        """Initialize projections, and measure means and deviations of descriptors, on (images, masks), once."""
+        """Initialize projections and measure the statistics of descriptors on batches of images and masks."""
         if all(bool(one.calibrated) for one in self.descriptors()):
             return
         for tap, pooling in self.poolings().items():
@@ -406,7 +406,7 @@ class RegionClassifier(PretrainedMixin, nn.Module):
             one.measure(part)
 
     def parameter_groups(self, rate: float, backbone_factor: float, decay: float) -> list[dict[str, Any]]:
-        """Return optimizer groups: backbone at ``rate · backbone_factor``, head at ``rate``, scalars without decay."""
+        """Return parameter groups: backbone (``rate · backbone_factor``), head (``rate``), scalars without decay."""
         scalars = [p for p in self.parameters() if p.ndim == 0 and p.requires_grad]
         backbone = [p for p in self.backbone.parameters() if p.requires_grad]
         known = {id(p) for p in scalars + backbone}

