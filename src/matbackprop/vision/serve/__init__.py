@@ -1,1 +1,1 @@
-"""A local web page to segment photographs and name regions."""
+"""Local web page for segmentation."""

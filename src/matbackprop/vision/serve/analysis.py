@@ -1,4 +1,4 @@
-"""Segmented photographs of the page: regions at a height of the hierarchy, edits, views and exports."""
+"""State of a segmented photograph: height in the hierarchy, edits, views and exports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from matbackprop.vision.segmentation import Hierarchy, split_region, unite_regio
 MAX_SIDE = 800
 """Longest side of a photograph on the page."""
 MAX_PAST = 100
-"""Number of steps that can be undone."""
+"""Number of undo steps."""
 VIEWS = ("regions", "contours", "heights")
 
 Pixels = NDArray[np.uint8]
@@ -34,7 +34,7 @@ def fit_photograph(pixels: Pixels, longest: int = MAX_SIDE) -> Pixels:
     """Reduce a photograph (h, w, 3) to a longest side of at most ``longest`` pixels.
 
     Raises:
-        DataError: a side has less than 16 pixels.
+        DataError: a side has fewer than 16 pixels.
     """
     height, width = pixels.shape[:2]
     if min(height, width) < 16:
@@ -57,7 +57,7 @@ def sample_photographs(folder: Path) -> list[Path]:
 
 
 class Edit(NamedTuple):
-    """An edit that separates a set of leaves from the others ("split"), unites it ("merge"), or both ("name")."""
+    """Edit that separates a set of leaves from the others ("split"), merges it ("merge"), or does both ("name")."""
 
     action: str
     leaves: NDArray[np.bool_]
@@ -66,12 +66,12 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """A segmented photograph, the height that is shown, and the visitor's edits.
+    """Segmented photograph with the current height and edits.
 
     Attributes:
-        segments: the segmentation, with a hierarchy over S leaves.
+        segments: segmentation with a hierarchy over S leaves.
         height: merges up to this height are applied.
-        edits: edits in order, applied at every height.
+        edits: edits in order; they apply at every height.
         past: earlier values of ``edits``, for undo.
     """
 
@@ -82,18 +82,18 @@ class Analysis:
 
     @property
     def tree(self) -> Hierarchy:
-        """The hierarchy."""
+        """Hierarchy of the segmentation."""
         assert self.segments.hierarchy is not None
         return self.segments.hierarchy
 
     @cached_property
     def leaves(self) -> NDArray[np.int32]:
-        """(h, w) leaves of the hierarchy at the size of the photograph."""
+        """Label map (h, w) of the leaves at the size of the photograph."""
         return self.segments.labels(self.tree.count)
 
     @cached_property
     def partition(self) -> NDArray[np.int32]:
-        """(S,) the region of each leaf at the height that is shown, with the edits."""
+        """Region (S,) of each leaf at the current height, with edits."""
         labels = self.tree.levels([self.tree.regions_at(self.height)])[0].astype(np.int64)
         for action, leaves, _ in self.edits:
             if action == "split":
@@ -105,7 +105,7 @@ class Analysis:
 
     @property
     def names(self) -> list[str]:
-        """Names of the regions, ``""`` for none. An edit of a region removes its name."""
+        """Region names, ``""`` for none. Editing a region removes its name."""
         names = [""] * self.count
         for action, leaves, name in self.edits:
             region = self.partition[leaves.argmax()]
@@ -123,7 +123,7 @@ class Analysis:
         return replace(self, height=height)
 
     def region(self, x: int, y: int) -> int:
-        """Return the number of the region at a pixel of the photograph."""
+        """Return the index of the region at a pixel of the photograph."""
         height, width = self.leaves.shape
         return int(self.partition[self.leaves[min(max(y, 0), height - 1), min(max(x, 0), width - 1)]])
 
@@ -132,7 +132,7 @@ class Analysis:
         return self.partition[self.leaves] == self.region(x, y)
 
     def edited(self, x: int, y: int, action: str) -> Analysis:
-        """Split (``"split"``) the region at a pixel of the photograph, or merge it with others (``"merge"``)."""
+        """Return a copy with the region at a pixel split (``"split"``) or merged with others (``"merge"``)."""
         region = self.region(x, y)
         after = {"split": split_region, "merge": unite_region}[action](self.tree, self.partition, region)
         if after.max() == self.partition.max():
@@ -141,7 +141,7 @@ class Analysis:
         return self._changed([Edit(action, after == part) for part in parts])
 
     def named(self, x: int, y: int, name: str) -> Analysis:
-        """Name the region at a pixel; an empty name removes it."""
+        """Return a copy with a name for the region at a pixel. An empty name removes the current name."""
         return self._changed([Edit("name", self.partition == self.region(x, y), name.strip()[:80])])
 
     def _changed(self, edits: list[Edit]) -> Analysis:
@@ -152,10 +152,9 @@ class Analysis:
         return replace(self, edits=self.past[-1], past=self.past[:-1]) if self.past else self
 
     def stage(self, photo: str, view: str = "regions") -> dict[str, Any]:
-        """Return the input of ``stage.js`` for the address of the photograph and one of :data:`VIEWS`.
+        """Return the input of ``stage.js`` for the URL of the photograph and one of :data:`VIEWS`.
 
-        Regions are runs of equal labels (label, length, …) in row-major order. The page ignores responses that are
-        older than the one it shows.
+        Regions are run-length encoded (label, length, …) in row-major order. The page ignores outdated responses.
         """
         flat = self.partition[self.leaves].ravel()
         starts = np.concatenate([[0], np.flatnonzero(np.diff(flat)) + 1])
@@ -177,7 +176,7 @@ class Analysis:
         }
 
     def _ink(self, strength: Any) -> str:
-        """Return a map (h', w') in [0, 1] as a data URL of a picture; high values are dark."""
+        """Return a map (h', w') in [0, 1] as the data URL of an image in which high values are dark."""
         bytes_ = (255 * (1 - np.clip(strength, 0, 1))).round().astype(np.uint8)
         height, width = self.leaves.shape
         file = io.BytesIO()
@@ -185,9 +184,9 @@ class Analysis:
         return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
     def export(self, folder: Path, kind: Format) -> Path:
-        """Write a file named after the photograph, or an archive if there are several, and return its path.
+        """Write a file, or an archive of several files, and return its path.
 
-        npz and ucm2 contain the whole hierarchy, the other formats the regions that are shown.
+        npz and ucm2 contain the whole hierarchy; other formats contain the current regions.
         """
         shown = self.segments
         if kind not in ("npz", "ucm2"):
@@ -203,7 +202,7 @@ class Analysis:
 
 
 def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") -> Analysis:
-    """Segment a photograph and show its regions at the model's default height.
+    """Segment a photograph. The initial height is the default threshold of the model.
 
     Args:
         photograph: (h, w, 3) bytes.
@@ -211,7 +210,7 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
         name: file name of the photograph.
 
     Raises:
-        ConfigurationError: the model returns clusters without a hierarchy.
+        ConfigurationError: the model computes clusters instead of a hierarchy.
 
     Example:
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200

@@ -1,11 +1,11 @@
-"""The web page: view, edit, name and export regions of photographs, and explore gradients.
+"""Web page to view, edit, name and export regions of photographs, and to explore gradients.
 
-Nothing is sent to other servers. Files of visitors are in one folder, which :mod:`matbackprop.vision.serve.server`
-bounds in size and age and the caller removes at the end.
+No data are sent to other servers. Uploaded files are stored in one folder. :mod:`matbackprop.vision.serve.server`
+limits their size and age, and the caller removes the folder.
 
-Only events that analyze photographs use Gradio's queue. Its browser client shares one event stream between queued
-events and sometimes misses the result of an event that starts while the stream closes, so two quick clicks on
-"Undo" looked like one. Other events are plain requests. They change a visitor's state in place, one at a time.
+Only events that analyze photographs use the Gradio queue. Its browser client shares one event stream between queued
+events and sometimes misses the result of an event that starts while the stream closes, for example of the second of two
+quick clicks on "Undo". Other events are plain requests, which modify the state of a visitor under a lock.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from matbackprop.vision.data.pictures import read_picture
 from matbackprop.vision.serve.analysis import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
 from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explore
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported: it reads this once
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # must be set before importing Gradio
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 with needs("the page needs Gradio", "'matbackprop[serve]'"):
     import gradio as gr
@@ -37,17 +37,17 @@ with needs("the page needs Gradio", "'matbackprop[serve]'"):
     from matbackprop.vision.serve.server import AGE, FULL, MAX_KEPT, remove_old
 
 MAX_UPLOAD = "50mb"
-"""Size of the largest file that is accepted."""
+"""Maximum file size."""
 MAX_VISITORS = 50
-"""Visitors whose analyses stay in memory; the least recently active is evicted first."""
+"""Maximum number of visitors in memory; the least recently active is evicted first."""
 MAX_OPEN = 4
-"""Analyses of a visitor that stay in memory, some 3 MB each; others are recomputed."""
+"""Maximum number of analyses per visitor in memory, about 3 MB each; others are recomputed."""
 MAX_WAITING = 64
-"""Queued requests; further ones are rejected."""
+"""Maximum number of queued requests."""
 MAX_PHOTOGRAPHS = 24
-"""Photographs of a visitor."""
+"""Maximum number of photographs per visitor."""
 READING = 30.0
-"""Seconds for reading photographs that were dropped together, while other visitors wait."""
+"""Maximum seconds to read photographs that were dropped together, because other visitors wait."""
 
 FORMATS = {"PNG pictures": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
            "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip
@@ -81,7 +81,7 @@ exact.** The slider changes the gap of two other eigenvalues. The reference has 
 
 
 class Photograph(NamedTuple):
-    """A photograph: file name, path of the reduced copy, and a note about its values."""
+    """Photograph: file name, path of the reduced copy, and a note about converted values."""
 
     name: str
     path: Path
@@ -90,7 +90,7 @@ class Photograph(NamedTuple):
 
 @dataclass
 class Visit:
-    """Photographs of a visitor, the selected one, and the latest analyses. Events change it while they hold a lock."""
+    """State of a visitor: photographs, selection and recent analyses. Events modify it under a lock."""
 
     photographs: list[Photograph]
     selected: int = 0
@@ -98,16 +98,16 @@ class Visit:
 
     @property
     def photograph(self) -> Photograph:
-        """The selected photograph."""
+        """Selected photograph."""
         return self.photographs[self.selected]
 
     @property
     def analysis(self) -> Analysis | None:
-        """The analysis of the selected photograph."""
+        """Analysis of the selected photograph."""
         return self.analyses.get(self.photograph.path)
 
     def keep(self, photograph: Photograph, analysis: Analysis) -> None:
-        """Store the analysis of a photograph and drop the oldest ones."""
+        """Store the analysis of a photograph and remove the oldest analyses."""
         self.analyses.pop(photograph.path, None)
         self.analyses[photograph.path] = analysis
         for path in list(self.analyses)[:-MAX_OPEN]:
@@ -119,8 +119,8 @@ def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify
 
     Args:
         analyze: photograph (h, w, 3), file name → :class:`~matbackprop.vision.serve.analysis.Analysis`.
-        folder: folder of uploads, samples and exports; the caller removes it.
-        about: a line about the model.
+        folder: folder of uploads, samples and exports. The caller must remove it.
+        about: description of the model.
         classify: photograph, mask → class name → probability; None to disable suggestions.
     """
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
@@ -167,7 +167,6 @@ class _Events:
         self.lock = threading.Lock()
 
     def draw(self, visit: Visit, view: str) -> tuple[Any, ...]:
-        """Return the visit and the picture."""
         photo = f"/gradio_api/file={visit.photograph.path}"
         return visit, gr.skip() if visit.analysis is None else visit.analysis.stage(photo, view)
 
@@ -189,7 +188,7 @@ class _Events:
         return self.strip(visit.photographs), *self.show(visit, visit.photographs, 0, view)
 
     def read(self, files: list[Path]) -> tuple[list[Photograph], list[str]]:
-        """Return the photographs that can be read, and messages about the others."""
+        """Return the readable photographs, and error messages for the others."""
         photographs, problems = [], []
         started = time.monotonic()
         for number, file in enumerate(files):
@@ -202,7 +201,7 @@ class _Events:
                 path = Path(tempfile.mkdtemp(dir=self.folder)) / f"{number}.png"
                 Image.fromarray(fit_photograph(picture.pixels)).save(path, compress_level=1)
                 photographs.append(Photograph(file.name, path, picture.note))
-            except ValueError as error:  # the library's errors about data are ValueErrors
+            except ValueError as error:  # data errors of the library are ValueErrors
                 problems.append(f"⚠ {str(error).replace(str(file), file.name)}")
         return photographs, problems
 
@@ -305,7 +304,7 @@ def _tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> 
 
 
 def _gradients(tab: gr.Tab) -> None:
-    lock = threading.Lock()  # matplotlib's settings are global
+    lock = threading.Lock()  # matplotlib settings are global
 
     def update(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
         with lock:

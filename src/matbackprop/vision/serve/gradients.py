@@ -1,7 +1,7 @@
-"""The gradient explorer: compare methods of differentiating g(A) as two eigenvalues approach each other.
+"""Gradient explorer: compare gradients of g(A) as two eigenvalues approach each other.
 
-Matrices are 8×8, so that the page updates while the slider moves. The reference is the formula of Daleckiĭ and Kreĭn in
-50 decimal digits, for the same rounded matrix.
+Matrices are 8×8, so that the page updates while the slider moves. The reference is the formula of Daleckiĭ and Kreĭn
+with 50 decimal digits, for the same rounded matrix.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EPS = 1e-4
 TIE = -17
 """Exponent that represents a gap of zero."""
 GAPS = tuple(range(TIE, 1))
-"""Exponents of the relative gap between the two eigenvalues that move."""
+"""Exponents of the relative gap between the two eigenvalues."""
 SPECTRA = {
     "evenly spaced": (3.4, 1.0, 2.0, 3.0, 7.0, 8.0, 9.0),
     "from 10⁻³ to 10³": (1.0, 1e-3, 1e-2, 1e-1, 1e1, 1e2, 1e3),
@@ -51,14 +51,14 @@ def _live(spectrum: str) -> int:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Ignore the warning that the paper's formulas do not hold at ties."""
+    """Ignore the warning that the formulas of the paper are invalid for equal eigenvalues."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GaugeWarning)
         yield
 
 
 def matrix(spectrum: str, exponent: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return a symmetric matrix with a spectrum, rounded to ``dtype``. Dead channels are exactly decoupled.
+    """Return a symmetric matrix with the given spectrum, rounded to ``dtype``. Dead channels are exactly decoupled.
 
     Example:
         >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
@@ -80,7 +80,7 @@ def _rotated(values: Tensor, seed: int) -> Tensor:
 
 
 class _Taylor(torch.autograd.Function):
-    """Eigendecomposition whose backward pass has Σ (λⱼ/λᵢ)ᵏ/λᵢ, k ≤ 9, for 1/(λᵢ − λⱼ): finite and biased at ties.
+    """Eigendecomposition with 1/(λᵢ − λⱼ) ≈ Σ (λⱼ/λᵢ)ᵏ/λᵢ, k ≤ 9, in the backward pass: finite but biased at ties.
 
     Reference:
         Wang, Dang, Hu, Fua, Salzmann, "Robust Differentiable SVD", TPAMI 2021.
@@ -109,9 +109,9 @@ def _composed(pair: tuple[Tensor, Tensor], function: str) -> Tensor:
 
 
 def isqrt(a: Tensor, steps: int = 5) -> Tensor:
-    """Approximate the matrix square root by Newton–Schulz steps on A/tr A, post-compensated by √tr A; approximate.
+    """Approximate the matrix square root by Newton–Schulz iterations on A/tr A, rescaled by √tr A.
 
-    Y ← Y(3I − ZY)/2, Z ← (3I − ZY)Z/2 from Y = A/tr A, Z = I; Y tends to the root.
+    Y ← Y(3I − ZY)/2, Z ← (3I − ZY)Z/2 from Y = A/tr A, Z = I; Y converges to the square root.
 
     Reference:
         Li, Xie, Wang, Gao, "Towards Faster Training of Global Covariance Pooling Networks by Iterative Matrix Square
@@ -133,7 +133,7 @@ METHODS: dict[str, Callable[[Tensor, str], Tensor]] = {
     "Taylor series, 9 terms": lambda a, g: _composed(_Taylor.apply(a), g),
     "Newton–Schulz, 5 steps": lambda a, g: isqrt(a),
 }
-"""Method → g(A), differentiable, computed in the precision of A. The last one is a square root only."""
+"""Method → g(A), differentiable, computed in the precision of A. The last method supports only the square root."""
 
 
 def methods(function: str) -> list[str]:
@@ -155,7 +155,7 @@ def gradient(method: str, a: Tensor, function: str) -> Tensor:
 
 
 def truth(a: Tensor, function: str) -> NDArray[np.float64]:
-    """Compute the same gradient in 50 digits: Q(Γ∘(QᵀGQ))Qᵀ with quotients (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ), g′ at ties."""
+    """Compute the gradient Q(Γ∘(QᵀGQ))Qᵀ, Γᵢⱼ = (g(λᵢ) − g(λⱼ))/(λᵢ − λⱼ) or g′ at ties, with 50 digits."""
     with mpmath.workdps(_DIGITS):
         g = getattr(mpmath, function)
         slope = {"log": lambda x: 1 / x, "sqrt": lambda x: 1 / (2 * mpmath.sqrt(x))}[function]
@@ -182,19 +182,19 @@ def errors(spectrum: str, function: str, dtype: str) -> dict[str, list[float]]:
 
 
 class Training(NamedTuple):
-    """A short training with one method."""
+    """Short training run with one method."""
 
     losses: list[float]
-    """One per step, up to the last finite one."""
+    """Loss of each step, up to the last finite one."""
     failed: int | None
-    """The first step with a non-finite gradient."""
+    """First step with a non-finite gradient."""
 
 
 @cache
 def train(spectrum: str, exponent: int, function: str, dtype: str) -> dict[str, Training]:
-    """Train features F with g(FᵀF + εI) = g(T) by Adam, from features whose Gram matrix has the chosen spectrum.
+    """Train features F by Adam so that g(FᵀF + εI) = g(T), with the mean squared error as loss.
 
-    T has eigenvalues from ½ to 4 on the channels that are not dead. The loss is the mean squared error.
+    The Gram matrix of the initial features has the given spectrum. T has eigenvalues from ½ to 4 on live channels.
     """
     live = _live(spectrum)
     target = _rotated(torch.linspace(0.5, 4, live, dtype=torch.float64), seed=3)
@@ -225,13 +225,13 @@ def _train_one(method: str, start: Tensor, goal: Tensor, function: str) -> Train
 
 
 def gap_text(exponent: int) -> str:
-    """Return the text of a gap, such as ``"10⁻⁸"``, or ``"0"`` at :data:`TIE`."""
+    """Format a gap, such as ``"10⁻⁸"``, or ``"0"`` at :data:`TIE`."""
     power = str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "0" if exponent == TIE else f"10{power}"
 
 
 def explore(spectrum: str, exponent: int, function: str, dtype: str) -> tuple[str, str]:
-    """Return a sentence and HTML for one choice: a table, errors over the gap, and losses of a training."""
+    """Return a sentence and HTML with a table, the errors against the gap, and the losses of a training run."""
     measured, trained = errors(spectrum, function, dtype), train(spectrum, exponent, function, dtype)
     here = {name: values[GAPS.index(exponent)] for name, values in measured.items()}
     autograd = here["torch.linalg.eigh + autograd"]
@@ -248,7 +248,7 @@ def explore(spectrum: str, exponent: int, function: str, dtype: str) -> tuple[st
 
 
 def _picture(fig: Figure, description: str) -> str:
-    drawing = svg(fig, prefix=description.split()[0])  # ids on one page must differ
+    drawing = svg(fig, prefix=description.split()[0])  # ids on a page must be unique
     return f'<figure role="img" aria-label="{description}; the table has the numbers.">{drawing}</figure>'
 
 
@@ -281,7 +281,7 @@ def _draw_losses(trained: dict[str, Training]) -> Figure:
 
 
 def _dashes(i: int) -> tuple[int, tuple[int, int] | None]:
-    return (3 * i, (3, 9)) if i else (0, None)  # curves that coincide show all colors
+    return (3 * i, (3, 9)) if i else (0, None)  # shows all colors of coincident curves
 
 
 def _table(here: dict[str, float], trained: dict[str, Training]) -> str:

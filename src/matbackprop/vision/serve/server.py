@@ -1,4 +1,4 @@
-"""The web server of the page: uvicorn with limits on hosts, request sizes and files."""
+"""Web server of the page: uvicorn with limits on hosts, request sizes and files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from matbackprop.errors import ConfigurationError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_REQUEST = 200 << 20
-"""Bytes of one request with all its files."""
+"""Maximum size of a request in bytes, including files."""
 MAX_KEPT = 1 << 30
-"""Bytes of all files of the page, including those that are being received."""
+"""Maximum total size of stored and incoming files in bytes."""
 AGE = 600
 """Seconds after which files are removed."""
 MAX_CONNECTIONS = 256
-"""Open connections; further requests are refused."""
+"""Maximum number of open connections."""
 FULL = "The page stores too many files. Try again in ten minutes."
 
 
 class Limits:
-    """ASGI middleware: refuses other hosts and sites, large requests, and requests while too many files are kept.
+    """ASGI middleware that rejects other hosts and sites, large requests, and uploads if storage is full.
 
-    An empty tuple of hosts accepts all.
+    An empty tuple of hosts accepts all hosts.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]], folder: Path, hosts: tuple[str, ...] = LOOPBACK) -> None:
@@ -73,7 +73,7 @@ class Limits:
 
 
 def remove_old(folder: Path) -> int:
-    """Remove files and folders older than :data:`AGE`, except ``samples``; return the bytes of the others."""
+    """Remove files and folders older than :data:`AGE`, except ``samples``. Return the remaining size in bytes."""
     kept, now = 0, time.time()
     for entry in os.scandir(folder):
         if entry.name == "samples":
@@ -91,7 +91,7 @@ def remove_old(folder: Path) -> int:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open the socket of the page, so that its address is known before anything is loaded.
+    """Open the socket of the page, so that its address is available before models are loaded.
 
     Raises:
         ConfigurationError: the port is in use, or the host is not an address of this machine.
@@ -107,7 +107,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server:
-    """Serve an ASGI application on a listening socket, in a thread. ``folder`` contains the files of the page."""
+    """Server of an ASGI application on a listening socket, in a thread. ``folder`` contains the files of the page."""
 
     def __init__(self, app: Any, sock: socket.socket, folder: Path, hosts: tuple[str, ...] = LOOPBACK) -> None:
         self.folder = folder
@@ -119,13 +119,13 @@ class Server:
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [sock]}, daemon=True)
 
     def start(self) -> None:
-        """Start, and return when requests are answered."""
+        """Start the server and wait until it accepts requests."""
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             time.sleep(0.05)
 
     def wait(self) -> None:
-        """Remove old files every minute until the server ends."""
+        """Remove old files every minute until the server stops."""
         while self._thread.is_alive():
             self._thread.join(min(60, AGE / 4))
             remove_old(self.folder)
