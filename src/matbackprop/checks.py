@@ -1,7 +1,7 @@
-"""Check arguments: shape, dtype, device, values. Every operator first calls `prepare`.
+"""Checks of arguments: shape, dtype, device and values. Every operator first calls `prepare`.
 
-Checks of values synchronize with a GPU, so operators check there only for ``check=True``. While compiling and under
-a transformation values cannot be read. Unchecked invalid results are set to NaN on the device by `nan_where`.
+Checking values synchronizes with the device, so on a GPU values are checked only if ``check=True``. Values cannot be
+read while compiling or under a transformation. Without checks, `nan_where` sets invalid results to NaN on the device.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _COMPLEX = (torch.complex128, torch.complex64)
 
 Range = Literal["sums", "products", "large", "rescale"]
-"""Sizes of the largest entry that an operator accepts: sums of entries, or fourth powers, stay in the range of the
-dtype; ``"large"`` limits only overflow; ``"rescale"`` multiplies by a power of two instead of raising."""
+"""Accepted sizes of the largest entry. ``"sums"``: sums of entries are in the range of the dtype. ``"products"``:
+fourth powers are. ``"large"``: fourth powers do not overflow. ``"rescale"``: scale by a power of two instead."""
 
 
 def check_floating(a: Tensor, name: str, *, or_complex: bool = False) -> None:
@@ -56,7 +56,7 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Return whether the values of ``a`` can be read: not while compiling or transforming, and not on meta or fake."""
+    """Return whether values can be read: not while compiling, under transformations, or for meta and fake tensors."""
     return not (
         torch.compiler.is_compiling()
         or a.is_meta
@@ -66,14 +66,14 @@ def values_checkable(a: Tensor) -> bool:
 
 
 def is_plain(*tensors: Tensor) -> bool:
-    """Return whether tensors have memory: not compiled, transformed, fake, or of a subclass."""
+    """Return whether all tensors are ordinary ones: not traced, transformed, fake, or of a subclass."""
     if torch.compiler.is_compiling():
         return False
     return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 
 
 def wants_check(check: bool | None, *tensors: Tensor) -> bool:
-    """Resolve a ``check`` argument: None checks on the CPU only, True on every device, False never."""
+    """Return whether to check values: None on the CPU only, True on every device, False never."""
     if check is None:
         check = tensors[0].device.type == "cpu"
     return check and all(values_checkable(t) for t in tensors)
@@ -88,13 +88,13 @@ def check_finite(a: Tensor, name: str) -> None:
     # The sum of finite numbers is finite unless it overflows, so the usual case needs one pass and no count.
     if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
         raise NonFiniteError(
-            f"{name} holds {bad} non-finite of {a.numel()} entries. Look for an exploding activation or a division by "
-            f"zero upstream."
+            f"{bad} of {a.numel()} entries of {name} are non-finite. Check for exploding activations or a division by "
+            f"zero in preceding layers."
         )
 
 
 def check_result(out: Tensor, name: str, fix: str) -> None:
-    """Raise if a result of finite inputs is not finite: it overflowed."""
+    """Raise if a result overflowed; the inputs are finite."""
     if values_checkable(out) and not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
         raise DomainError(f"{name} overflows {out.dtype}. {fix}")
 
@@ -107,7 +107,7 @@ def _limits(dtype: torch.dtype, sizes: Range) -> tuple[float, float]:
 
 
 def out_of_range(a: Tensor, dtype: torch.dtype, sizes: Range) -> Tensor | None:
-    """Return which matrices `check_size` rejects ``(*batch,)``, without synchronization; None if the dtype has none."""
+    """Return which matrices ``(*batch,)`` are out of range, without synchronization; None if the dtype excludes it."""
     least, most = _limits(dtype, sizes)
     if a.numel() == 0 or torch.finfo(a.dtype).max <= most:
         return None
@@ -127,9 +127,9 @@ def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
 
 
 def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Scale matrices whose fourth powers in ``dtype`` leave the range by powers of two, if values can be checked.
+    """Scale matrices by powers of two if fourth powers of their entries leave the range of ``dtype``.
 
-    Also return two factors per matrix ``(*batch, 1)``, whose product may be out of range itself; None if all are 1.
+    Also return two factors per matrix ``(*batch, 1)``, whose product may itself be out of range; None if all are 1.
     """
     bad = out_of_range(a, dtype, "rescale") if values_checkable(a) else None
     if bad is None or not bool(bad.any()):
@@ -145,12 +145,12 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tenso
 
 
 def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """`rescaled` for operators whose result does not depend on the scale."""
+    """Scale as in `rescaled`, for operators that are invariant to scale."""
     return rescaled(a, dtype)[0]
 
 
 def _largest(a: Tensor) -> Tensor:
-    """The largest absolute value of each matrix; real ones are not copied, which takes most of the time."""
+    """Return the largest absolute value of each matrix, without a copy of real matrices."""
     if a.is_complex():
         return a.abs().amax((-2, -1))
     low, high = a.flatten(-2).aminmax(dim=-1)
@@ -158,7 +158,7 @@ def _largest(a: Tensor) -> Tensor:
 
 
 def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
-    """Set the matrices or vectors of a batch that ``bad`` ``(*batch,)`` marks, and their derivatives, to NaN."""
+    """Set batch elements for which ``bad`` ``(*batch,)`` is True, and their derivatives, to NaN."""
     if bad is None:
         return out
     factor = torch.where(bad, torch.nan, 1.0).to(real_dtype(out.dtype))
@@ -166,7 +166,7 @@ def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
 
 
 def raise_or_nan(bad: Tensor, out: Tensor, check_values: bool, error: type[NumericalError], fault: str) -> Tensor:
-    """Raise an error that counts the ``bad`` matrices ``(*batch,)``, or set them to NaN if values are not checked."""
+    """Raise an error if any matrix is ``bad`` ``(*batch,)``, or set it to NaN if values are not checked."""
     if not (check_values and values_checkable(bad)):
         return nan_where(bad, out)
     if bool(bad.any()):
@@ -175,7 +175,7 @@ def raise_or_nan(bad: Tensor, out: Tensor, check_values: bool, error: type[Numer
 
 
 class Prepared(NamedTuple):
-    """An operator's matrices after all checks."""
+    """Checked and converted matrices."""
 
     x: Tensor  # in the dtype of the computation; the symmetric part for operators on symmetric matrices
     check_values: bool  # whether later values (eigenvalues, weights) are checked
@@ -183,11 +183,11 @@ class Prepared(NamedTuple):
     factors: tuple[Tensor, Tensor] | None = None  # of `rescaled`
 
     def marked(self, out: Tensor) -> Tensor:
-        """The result, NaN for bad matrices."""
+        """Set results of bad matrices to NaN."""
         return nan_where(self.bad, out)
 
     def back(self, values: Tensor) -> Tensor:
-        """Eigenvalues or singular values ``(*batch, n)`` of the matrices before rescaling."""
+        """Undo the rescaling of eigenvalues or singular values ``(*batch, n)``."""
         return values if self.factors is None else values / self.factors[0] / self.factors[1]
 
 
@@ -208,10 +208,10 @@ def prepare(
 
     Args:
         a, name, check, precision: arguments of the operator.
-        sizes: accepted sizes of the largest entry.
+        sizes: accepted sizes of the largest entry, or None for any.
         square, symmetric, or_complex: accepted matrices.
-        unit: size below which an asymmetry counts as rounding, as in `asymmetric`.
-        others: further arguments; values are checked only if those of all arguments can be read.
+        unit: as in `asymmetric`.
+        others: further tensor arguments. Values are checked only if those of all arguments can be read.
     """
     check_matrix(a, name, square=square or symmetric, or_complex=or_complex)
     dtype = compute_dtype(precision, a.dtype)
@@ -268,11 +268,11 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
 
 
 def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
-    """Return which matrices are not symmetric or not finite ``(*batch,)``, without synchronization; None if empty.
+    """Return which matrices ``(*batch,)`` are not symmetric or not finite, without synchronization; None if empty.
 
-    Entries may differ by half of the digits of √(rᵢrⱼ), rᵢ the largest entry of row and column i, because products such
-    as S^(−½)AS^(−½) lose digits by cancellation, and by rounding errors of the largest entry. Entries below ``unit``
-    count as zero, 1 for exp, because no digit of a canceled sum needs to be symmetric.
+    Entries (i, j) and (j, i) may differ by the rounding error of the largest entry, plus half of the digits of √(rᵢrⱼ),
+    where rᵢ is the largest entry of row and column i, at least ``unit``. Products such as S^(−½)AS^(−½) lose that many
+    digits by cancellation.
     """
     if a.shape[-1] == 0:
         return None
@@ -286,7 +286,7 @@ def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
 
 
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
-    """Raise if a matrix is `asymmetric`. Return whether A equals its (conjugate) transpose bitwise."""
+    """Raise if a matrix is `asymmetric`. Return whether A equals its (conjugate) transpose exactly."""
     a = a.detach()
     if not values_checkable(a) or a.numel() == 0:
         return False
@@ -330,5 +330,5 @@ def check_ks(ks: Sequence[int]) -> list[int]:
     except TypeError:
         out = []
     if not out or min(out) < 1:
-        raise ConfigurationError(f"ks must hold at least one positive integer, got {list(ks)}.")
+        raise ConfigurationError(f"ks must contain at least one positive integer, got {list(ks)}.")
     return out

@@ -1,9 +1,9 @@
-"""Scalar functions g with first and second divided differences that are accurate at coincident arguments.
+"""Scalar functions g with accurate first and second divided differences.
 
-The derivatives of a matrix function need g[a, b] = (g(a) − g(b))/(a − b), g[a, a] = g'(a), and
-g[a, b, c] = (g[b, c] − g[a, b])/(c − a). These quotients lose all digits as arguments approach each other. The forms
-below are accurate for any gap. First differences are tables of n² entries, computed in place, which is several times
-faster on the CPU. Parameters of g follow the arguments: ``value(x, *params)``.
+The derivatives of a matrix function use g[a, b] = (g(a) − g(b))/(a − b), g[a, a] = g'(a), and
+g[a, b, c] = (g[b, c] − g[a, b])/(c − a). These quotients lose all digits as the arguments approach each other. The
+formulas below are accurate for any gap. First differences are computed in place, which is several times faster on the
+CPU. Parameters of g follow the arguments: ``value(x, *params)``.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ _SECOND_ROUNDING = 64.0  # and in one of second order, whose terms carry more
 
 
 def _integral_or_quotient(integral: Tensor, one: Tensor, other: Tensor, gap: Tensor, units: float) -> Tensor:
-    """Return the integral unless it differs from the quotient by more than rounding: the gap is too wide for it."""
+    """Return the integral, or the quotient if they differ by more than rounding because the gap is too wide."""
     closed = gap == 0
     quotient = (one - other) / torch.where(closed, 1, gap)
     rounding = units * torch.finfo(gap.dtype).eps * torch.maximum(one.abs(), other.abs()) / gap.abs()
@@ -276,8 +276,8 @@ def _second_from_derivative(first: Callable[..., Tensor], derivative: Callable[.
 
 
 THIRD_ORDER = (
-    "A third derivative of a matrix function was requested. Two orders are provided: detach the matrix before the "
-    "third differentiation, or take finite differences of the second derivative."
+    "A third derivative of a matrix function was requested, but only two orders are supported. Detach the matrix "
+    "before the third differentiation, or use finite differences of the second derivative."
 )
 
 
@@ -287,18 +287,18 @@ def _no_third_order(*_: Any) -> NoReturn:
 
 @dataclass(frozen=True)
 class SpectralFunction:
-    """A scalar function with its divided differences, ready to be applied to a spectrum.
+    """A scalar function with its divided differences.
 
     Args:
-        name: used in messages.
+        name: name in error messages.
         value: g(x, \\*params).
         first: g[a, b], symmetric, with g'(a) at a = b.
         second: g[a, b, c], symmetric, with g''(a)/2 if all three coincide.
-        domain: domain of g.
-        in_parameter: returns ∂g/∂p for a function of one parameter with one value per matrix, such as a power.
-        builtin: whether the function belongs to the package, so that kernels may replace it by name.
+        domain: domain of g: ``"positive"``, ``"nonnegative"``, ``"nonzero"`` or ``"real"``.
+        in_parameter: returns ∂g/∂p, for a function of one parameter with one value per matrix, such as a power.
+        builtin: whether the function is part of the package and has kernels under its name.
         check_overflow: whether overflow of a divided difference raises DomainError.
-        shapes: of the parameters of a user-defined function.
+        shapes: shapes of the parameters of a user-defined function.
 
     Example:
         >>> import torch
@@ -327,10 +327,10 @@ class SpectralFunction:
         domain: Domain = "real",
         name: str = "custom",
     ) -> SpectralFunction:
-        """Build one from g(x, \\*params) and g'(x, \\*params), elementwise functions of tensors of any shape.
+        """Create a function from g(x, \\*params) and g'(x, \\*params), elementwise for tensors of any shape.
 
-        Divided differences of close arguments are integrals of g' (8 Gauss points) and of its derivative by autograd
-        (5 × 5 points); those of distant arguments are quotients. Eigenvalues that differ by rounding count as equal.
+        Divided differences of close arguments are integrals of g' (8 Gauss points) and of g'' by autograd (5 × 5
+        points). Those of distant arguments are quotients.
         """
         first = _first_from_derivative(g, derivative)
         return cls(name, g, first, _second_from_derivative(first, derivative), domain)
@@ -338,7 +338,7 @@ class SpectralFunction:
 
 @dataclass(frozen=True)
 class BoundFunction:
-    """A function with its parameters: one value per matrix ``(*batch,)`` for a built-in one, else one vector of all."""
+    """A function with its parameters: one value per matrix ``(*batch,)`` if built in, otherwise one vector of all."""
 
     function: SpectralFunction
     p: Tensor | None = None
@@ -375,7 +375,7 @@ class BoundFunction:
 def in_parameter(function: SpectralFunction) -> SpectralFunction:
     """∂g/∂p for a built-in function with a parameter."""
     if function.in_parameter is None:
-        raise OrderError(f"{function.name} has no derivative in a parameter.")
+        raise OrderError(f"{function.name} has no derivative with respect to a parameter. Detach the parameter.")
     return dataclasses.replace(function.in_parameter(), check_overflow=function.check_overflow)
 
 

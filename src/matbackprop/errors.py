@@ -31,11 +31,11 @@ __all__ = [
 
 
 class ShapeError(ValueError):
-    """The shape of an argument does not fit the operator."""
+    """An argument has an invalid shape."""
 
 
 class DtypeError(TypeError):
-    """The dtype of an argument does not fit the operator, for example integer features."""
+    """An argument has an invalid dtype, for example integer features."""
 
 
 class DeviceError(RuntimeError):
@@ -43,15 +43,15 @@ class DeviceError(RuntimeError):
 
 
 class NumericalError(ValueError):
-    """The values of an argument make the result undefined."""
+    """The result is undefined for the values of an argument."""
 
 
 class NonFiniteError(NumericalError, RuntimeError):
-    """An argument holds NaN or Inf. Also a RuntimeError, as in torch."""
+    """An argument contains NaN or Inf. Also a RuntimeError, as in torch."""
 
 
 class SymmetryError(NumericalError):
-    """A matrix that has to be symmetric is not."""
+    """A matrix is not symmetric or not Hermitian."""
 
 
 class DomainError(NumericalError):
@@ -59,15 +59,15 @@ class DomainError(NumericalError):
 
 
 class TieError(NumericalError):
-    """Vectors or spaces are not determined at a repeated value."""
+    """Vectors or subspaces are not unique at a repeated eigenvalue or singular value."""
 
 
 class OrderError(RuntimeError):
-    """A derivative of higher order than the operator provides was requested."""
+    """The requested order of differentiation is not supported."""
 
 
 class LabelError(ValueError):
-    """Labels have the wrong length, dtype, device or range, or label no element at all."""
+    """Labels have an invalid shape, dtype, device or range, or all are ignored."""
 
 
 class SolverError(RuntimeError):
@@ -75,23 +75,23 @@ class SolverError(RuntimeError):
 
 
 class DataError(ValueError):
-    """A data set or a file of it is missing, damaged or inconsistent."""
+    """A data set or one of its files is missing, corrupted or inconsistent."""
 
 
 class WeightsError(ValueError):
-    """A file of weights is missing, damaged or belongs to another architecture."""
+    """A weights file is missing, corrupted or belongs to another architecture."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint is damaged or belongs to another configuration."""
+    """A checkpoint is corrupted or belongs to another configuration."""
 
 
 class ConfigurationError(ValueError):
-    """A configuration has an unknown or contradictory field."""
+    """An option is unknown, invalid or in conflict with another."""
 
 
 class WorkerError(RuntimeError):
-    """A worker process died before its work was done."""
+    """A worker process terminated unexpectedly."""
 
 
 class MissingExtraError(ImportError):
@@ -100,7 +100,7 @@ class MissingExtraError(ImportError):
 
 @contextmanager
 def needs(reason: str, install: str) -> Iterator[None]:
-    """Name the package to install if an import inside fails; ``install`` are arguments of ``pip install``."""
+    """Raise MissingExtraError if an import fails in this context; ``install`` are arguments of ``pip install``."""
     try:
         yield
     except ImportError as error:
@@ -112,11 +112,11 @@ class NumericalWarning(UserWarning):
 
 
 class GaugeWarning(NumericalWarning):
-    """A loss depends on the arbitrary sign or rotation of singular or eigenvectors."""
+    """A loss depends on the arbitrary sign or rotation of eigenvectors or singular vectors."""
 
 
 class Problem(NamedTuple):
-    """A bad file of a data set, or a bad entry of one: readers collect it, ``data check`` prints it."""
+    """An invalid file or entry of a data set, as reported by ``data check``."""
 
     path: Path
     reason: str  # the problem, and the entry that has it
@@ -127,6 +127,6 @@ class Problem(NamedTuple):
 
 
 def first_problems(problems: Sequence[Problem], count: int = 5) -> str:
-    """The first few problems in one line, and how many more there are."""
+    """Return the first problems and the number of others in one line."""
     more = f"; and {len(problems) - count} more" if len(problems) > count else ""
     return "; ".join(map(str, problems[:count])) + more

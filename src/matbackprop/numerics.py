@@ -1,4 +1,4 @@
-"""Tolerances, the precision policy, and algebra that all operators use."""
+"""Tolerances, compute dtypes, and basic matrix algebra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 
 def symmetrize(a: Tensor) -> Tensor:
-    """The symmetric part (A + Aᵀ)/2, Hermitian for complex A."""
+    """Return the symmetric part (A + Aᵀ)/2, or the Hermitian part of a complex A."""
     total = a + a.mH
     if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of a tensor changed in place before a Function
         return 0.5 * total
@@ -24,12 +24,12 @@ def symmetrize(a: Tensor) -> Tensor:
 
 
 def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """Re Σ āb over dimensions: the inner product of gradients, also for complex tensors."""
+    """Return the real inner product Re Σ āb over dimensions."""
     return (a.conj() * b).real.sum(dims)
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Disable autocast locally: operators choose their precision."""
+    """Return a context that disables autocast."""
     # torch.compile cannot trace this query before torch 2.12, so CPU and CUDA skip it.
     if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
@@ -39,7 +39,7 @@ def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def compute_dtype(precision: torch.dtype | None, data: torch.dtype = torch.float64) -> torch.dtype:
-    """The dtype to compute in: ``precision``, float64 by default; complex of that precision for complex data."""
+    """Return the compute dtype: ``precision``, float64 by default, or its complex counterpart for complex data."""
     if precision is None:
         precision = torch.float64  # squares of float32 features lose the small eigenvalues
     elif precision not in (torch.float32, torch.float64):
@@ -52,15 +52,15 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_double(dtype: torch.dtype) -> bool:
-    """Return whether numbers have 53 bits."""
+    """Return whether the dtype is float64 or complex128."""
     return dtype in (torch.float64, torch.complex128)
 
 
 def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
-    """Error of singular values or eigenvalues by rounding of the data, as a fraction of the largest.
+    """Return the error of eigenvalues or singular values due to rounding, as a fraction of the largest.
 
-    Rounding of entries changes values by about ε/4 of the largest. Computing them in float32, or in float64 for float64
-    data, adds some tens of ε.
+    Rounding the entries to ``dtype`` contributes about ε/4. Computing the entries (in float32, or in float64 for
+    float64 data) and decomposing the matrix contributes some tens of units.
     """
     eps = torch.finfo(dtype).eps
     return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
@@ -72,10 +72,10 @@ def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
 
 
 def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
-    """Relative size of a singular value below which it counts as zero.
+    """Return the relative size below which a singular value counts as zero.
 
-    ``rank_tol`` is None for the rounding of the data (`data_rounding`), the dtype whose precision the data have (a
-    float32 map upcast to float64 has float32 rank), or the relative tolerance itself.
+    ``rank_tol`` is the tolerance itself, the dtype of the precision of the data, such as float32 for a float32 map cast
+    to float64, or None for ``dtype`` (see `data_rounding`).
     """
     if isinstance(rank_tol, torch.dtype):
         dtype = rank_tol
@@ -93,43 +93,43 @@ def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: f
 
 
 def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Fraction of the largest of n eigenvalues, or singular values, at or below which another one counts as zero.
+    """Return the fraction of the largest of n values up to which an eigenvalue or singular value counts as zero.
 
-    Entries computed in the dtype of the data have a few units of rounding error; 16-bit entries count as exact, with
-    the rounding of float32. The decomposition adds up to n units.
+    Entries have a few units of rounding error in the dtype of the data, or in float32 for 16-bit data, which count as
+    exact. The decomposition adds up to n units.
     """
     eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return 4 * max(eps, n * torch.finfo(compute).eps)
 
 
 def rounding_of_zero(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Rounding error of a zero eigenvalue as a fraction of the largest of n eigenvalues."""
+    """Return the rounding error of a zero eigenvalue as a fraction of the largest of n eigenvalues."""
     return max(data_rounding(dtype, compute), 4 * n * torch.finfo(compute).eps)
 
 
 def definite_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Smallest eigenvalue at which a matrix of order n with a unit diagonal counts as singular."""
+    """Return the eigenvalue up to which a matrix of order n with a unit diagonal counts as singular."""
     data = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
     return 4 * n * max(torch.finfo(compute).eps, data)
 
 
 def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a parameter to the precision of a computation; it stays real, complex or integer."""
+    """Convert a real or complex parameter to the precision of ``dtype``; integers are returned unchanged."""
     if not (p.dtype.is_floating_point or p.is_complex()):
         return p
     return p.to(compute_dtype(real_dtype(dtype), p.dtype))
 
 
 def tie_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Fraction of the largest of n values within which two coincide: the resolution of data or decomposition."""
+    """Return the fraction of the largest of n values within which two values are tied."""
     return max(torch.finfo(dtype).eps, n * torch.finfo(compute).eps)
 
 
 def gap_tolerance(compute: torch.dtype, n: int) -> float:
-    """Fraction of the largest of n eigenvalues below which a gap does not determine the spaces on its two sides."""
+    """Return the fraction of the largest of n eigenvalues below which a gap does not separate two eigenspaces."""
     return 16 * n * torch.finfo(compute).eps
 
 
 def half_of_the_digits(dtype: torch.dtype) -> float:
-    """A relative tolerance for results that have lost an unknown number of digits by cancellation."""
+    """Return √ε, a relative tolerance for results with an unknown amount of cancellation."""
     return torch.finfo(dtype).eps ** 0.5

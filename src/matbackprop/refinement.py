@@ -1,8 +1,7 @@
-"""Decide when a Gram matrix is too inaccurate: all thresholds and noise floors.
+"""Thresholds for the refinement of eigendecompositions of Gram matrices.
 
-An eigensolver returns the eigenvalues of XXᵀ with an absolute error of u·λ_max. Eigenvalues far below λ_max, and their
-vectors, have to be recomputed from X (:mod:`matbackprop.solvers.gram`). CUDA sources receive the constants as
-definitions.
+Computed eigenvalues of XXᵀ have an absolute error of u·λ_max. Eigenvalues far below λ_max, and their vectors, must be
+recomputed from X (:mod:`matbackprop.solvers.gram`). The constants are also compiled into the CUDA sources.
 """
 
 from __future__ import annotations
@@ -47,10 +46,13 @@ def noise_floor(shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> floa
 
 
 def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol: float | None = None) -> Tensor:
-    """Return whether a Gram matrix with ascending eigenvalues ``(*batch, n)`` is too inaccurate, ``(*batch,)``.
+    """Return which Gram matrices ``(*batch,)`` with ascending eigenvalues ``(*batch, n)`` are too inaccurate.
 
-    ``shift`` is added to the eigenvalues before they are used. Those below ``tol`` times the largest count as zero.
-    Without ``fine`` float32 digits are needed.
+    Args:
+        values: the eigenvalues.
+        fine: whether float64 accuracy is required instead of float32.
+        shift: number added to the eigenvalues before use.
+        tol: fraction of the largest eigenvalue below which others count as zero.
     """
     top = values[..., -1:]
     lost = values + shift < top / SPREAD[fine]
@@ -60,9 +62,9 @@ def ill_determined(values: Tensor, fine: bool = True, *, shift: float = 0.0, tol
 
 
 def refinement_needed(lost: Tensor) -> bool:
-    """Return whether to compute from X instead of its Gram matrix, given which Gram matrices are inaccurate.
+    """Return whether any Gram matrix is inaccurate and must be refined.
 
-    If values cannot be read without synchronizing (vmap, torch.func, torch.compile, CUDA), return True, because the
+    Return True if values cannot be read without synchronization (vmap, torch.func, torch.compile, CUDA), because the
     refined computation is correct for every matrix.
     """
     return not (lost.is_cpu and values_checkable(lost)) or bool(lost.any())

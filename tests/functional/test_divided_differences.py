@@ -130,7 +130,7 @@ def test_invalid_functions_are_rejected():
 
 def test_missing_derivatives_are_reported():
     function, _ = resolve_function("log")
-    with pytest.raises(OrderError, match="no derivative in a parameter"):
+    with pytest.raises(OrderError, match="no derivative with respect to a parameter"):
         in_parameter(function)
     with pytest.raises(DomainError, match="needs function"):
         resolve_function("log", 2.0)

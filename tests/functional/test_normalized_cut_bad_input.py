@@ -32,7 +32,7 @@ CASES = {
     "features as a list": (F.tolist(), L, {}, DtypeError, "torch.Tensor"),
     "a vector of features": (F[0, :, 0], L[0], {}, ShapeError, "two dimensions"),
     "no feature at all": (F[..., :0], L, {}, ShapeError, "at least one feature"),
-    "NaN": (F.clone().index_fill_(1, torch.tensor([3]), torch.nan), L, {}, NonFiniteError, "6 non-finite"),
+    "NaN": (F.clone().index_fill_(1, torch.tensor([3]), torch.nan), L, {}, NonFiniteError, "6 of .* are non-finite"),
     "Inf": (F.clone().index_fill_(1, torch.tensor([3]), torch.inf), L, {}, NonFiniteError, "non-finite"),
     "weights of another shape": (F, L, {"weight": torch.ones(10)}, ShapeError, "weight"),
     "integer weights": (F, L, {"weight": torch.ones(2, 10, dtype=torch.int64)}, DtypeError, "weight"),
