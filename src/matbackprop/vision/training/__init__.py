@@ -1,4 +1,4 @@
-"""Training: configurations, run folders, the loop, and the recipes of the systems."""
+"""Training: configurations, run folders, the training loop, and recipes."""
 
 from matbackprop.vision.configuration import from_json, to_json
 from matbackprop.vision.training.config import RECIPES, EngineConfig, Recipe, get_recipe

@@ -1,6 +1,6 @@
-"""Checkpoints: written atomically, verified when read, and read without executing code.
+"""Checkpoints: ``torch.save`` archives of tensors and plain values with CRC-32 checksums.
 
-A checkpoint is a ``torch.save`` archive of tensors and plain values with CRC-32 checksums.
+They are written atomically and read without executing code.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
 
     Args:
         content: nested dicts, lists and tuples of tensors, numbers, strings and None.
-        path: the file.
+        path: target file.
 
     Raises:
-        CheckpointError: ``content`` contains another object, which :func:`load_checkpoint` would reject.
+        CheckpointError: ``content`` contains an object of another type.
     """
     path = Path(path)
     plain = _plain(content, "checkpoint")
@@ -46,7 +46,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Verify the checksums of a checkpoint and read it with ``torch.load(weights_only=True)``.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not a checkpoint.
+        CheckpointError: the file is missing, corrupted, or not a checkpoint.
     """
     path = Path(path)
     if not path.is_file():
@@ -60,7 +60,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} contains more than tensors and plain values. Use a checkpoint of this package."
         ) from error
-    except Exception as error:  # zipfile and torch raise many types for damaged files
+    except Exception as error:  # zipfile and torch raise many exception types
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}). {_FIX}") from error
     if damaged:
         raise CheckpointError(f"{path} is damaged: wrong checksum of {damaged}. {_FIX}")
@@ -90,7 +90,7 @@ def _plain(value: Any, where: str) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """Return the states of Python's, NumPy's and torch's random generators."""
+    """Return the states of the random generators of Python, NumPy and torch."""
     version, words, gauss = random.getstate()
     name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
@@ -102,7 +102,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore the result of :func:`random_state`."""
+    """Restore states returned by :func:`random_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
     name, key, *rest = state["numpy"]

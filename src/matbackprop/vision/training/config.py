@@ -1,7 +1,8 @@
 """Configurations and presets of the recipes.
 
-A recipe's configuration is a dataclass with a field ``engine`` (:class:`EngineConfig`) and other sections. Presets are
-instances of it, which a file and the command line override. Torch is not imported here, so that ``--help`` is quick.
+The configuration of a recipe is a dataclass with a field ``engine`` (:class:`EngineConfig`) and other sections. Presets
+are instances of it. A file and command-line options override their fields. Torch is not imported here, so that
+``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ class EngineConfig:
     """Device, duration, metrics and checkpoints of a run."""
 
     run: Path | None = None
-    """Run folder. By default runs/<recipe>-<preset>-seed<seed>."""
+    """Run folder. Default: runs/<recipe>-<preset>-seed<seed>."""
     seed: Natural = 0
     """Seed of weights, data order, augmentation and dropout."""
     max_epochs: Count = 1
-    """Passes over the training data."""
+    """Number of epochs."""
     resume: bool = False
-    """Continue from the last checkpoint of the run folder, or start if there is none."""
+    """Resume from the last checkpoint in the run folder, or start if there is none."""
     overwrite: bool = False
     """Replace the run in the folder."""
     devices: str = "auto"
@@ -59,13 +60,13 @@ class EngineConfig:
     nodes: Count = 1
     """Number of nodes (with torchrun or SLURM)."""
     strategy: Literal["auto", "ddp"] = "auto"
-    """Strategy for several devices. auto selects ddp if there are several."""
+    """Strategy for several devices. auto selects ddp if there is more than one."""
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     """Type of device."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Precision of the network. Structured layers compute in float64 by default."""
     matmul_precision: Literal["highest", "high"] = "high"
-    """float32 matrix products of the network: high allows TF32 on NVIDIA GPUs."""
+    """Precision of float32 matrix products of the network. high allows TF32 on NVIDIA GPUs."""
     deterministic: bool = False
     """Use deterministic algorithms only (slower on a GPU)."""
     gradient_clip: Positive | None = None
@@ -73,9 +74,9 @@ class EngineConfig:
     accumulate: Count = 1
     """Batches per optimizer step."""
     log_every: Count = 50
-    """Steps between two lines of metrics. Metrics are averaged over these steps."""
+    """Steps between logged metrics. Metrics are averaged over these steps."""
     validate_every: Count = 1
-    """Epochs between two validations."""
+    """Epochs between validations."""
     monitor: str = "val/loss"
     """Metric that selects the best checkpoint, if validation uses held-out training data."""
     monitor_mode: Literal["min", "max"] = "min"
@@ -83,17 +84,17 @@ class EngineConfig:
     checkpoints: bool = True
     """Write checkpoints. A run without them cannot be resumed."""
     checkpoint_every_steps: Natural = 0
-    """Steps between two checkpoints within an epoch; 0 for none within epochs."""
+    """Steps between checkpoints within an epoch; 0 to disable them."""
     checkpoint_min_seconds: NonNegative = 30.0
-    """Minimum time between two checkpoints, except the last. Checkpoints are written at the end of epochs."""
+    """Minimum seconds between checkpoints at the end of epochs. The last checkpoint is always written."""
     guard_every: Count = 16
-    """Batches between two checks for NaN and Inf on a GPU (on the CPU: every step)."""
+    """Batches between checks for NaN and Inf on a GPU. On the CPU, every step is checked."""
     profile: bool = False
-    """Profile 20 steps: print the operators by time, and save a trace for Perfetto (torch.profiler)."""
+    """Profile 20 steps with torch.profiler: print operators by time and write a trace for Perfetto."""
     tensorboard: bool = True
     """Write TensorBoard curves in addition to metrics.jsonl."""
     progress: bool = True
-    """Show progress: a bar on a terminal, otherwise a line every half minute."""
+    """Show a progress bar on a terminal, otherwise a line every 30 seconds."""
     report: bool = True
     """Draw figures and write report.html at the end."""
 
@@ -108,10 +109,10 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A kind of training.
+    """Training recipe.
 
     Attributes:
-        name: the word after ``matbackprop train``.
+        name: name of the recipe in ``matbackprop train NAME``.
         config_class: dataclass of the configuration, with a field ``engine``.
         presets: name → configuration; ``smoke`` is the default, ``fine-tune`` the default for saved models.
         summary: one sentence for ``--help``.
@@ -124,7 +125,7 @@ class Recipe:
 
     @property
     def module(self) -> Any:
-        """The module with the functions ``build(config)``, ``export(run, system, data)`` and ``figures``."""
+        """Module with the functions ``build(config)``, ``export(run, system, data)`` and ``figures``."""
         return importlib.import_module(f"matbackprop.vision.training.{self.name}")
 
     def preset(self, name: str) -> Any:
@@ -136,7 +137,7 @@ class Recipe:
 
 
 def resolve(recipe: Recipe, preset: str, file: Path | None = None, source: str | None = None) -> Any:
-    """Return a preset with the fields of a saved model (``source``) and of a file."""
+    """Return a preset, overridden by the fields of a saved model (``source``) and of a file."""
     config = recipe.preset(preset)
     if source is not None:
         from matbackprop.vision.training.start import saved_fields
@@ -158,7 +159,7 @@ class DatasetConfig:
     """Location of a data set."""
 
     root: Path | None = None
-    """Folder of the data: COCO's layout for o2p, BSDS500's otherwise. Default: that set in $MATBACKPROP_DATA."""
+    """Folder of the data, in the COCO layout for o2p and the BSDS500 layout otherwise. Default: $MATBACKPROP_DATA."""
     generate: Annotated[int, Field(ge=0, le=100_000)] = 0
     """Number of training images to generate (colored and textured shapes). Ignored if ``root`` is set."""
     cache: Path | None = None
@@ -184,28 +185,28 @@ class RegionDataConfig(DatasetConfig):
     split: Literal["final", "tuning"] = "final"
     (
         "final: train on all images, validate on val, keep the last weights. tuning: hold out every fifth training "
-        "image, keep the best weights on those."
+        "image, keep the best weights on held-out images."
     )
     missing_images: Literal["raise", "skip"] = "raise"
-    """Action for missing or damaged image files."""
+    """How to handle missing or damaged image files."""
     side: Pixels = 200
     """Longest side of a region."""
     margin: NonNegative = 0.0
     """Margin around the box of a region, as a fraction of its longest side."""
     canvas: Pixels = 227
-    """Side of the network's input."""
+    """Side of the network input."""
     jitter: Annotated[int, Field(ge=0, le=4096)] = 13
     """Maximum shift of a region from the center in training, in pixels."""
     flip: bool = True
-    """Mirror half the regions in training."""
+    """Mirror half of the regions in training."""
     background: Background = "mask"
-    """Pixels around the object: keep them, or replace them by the mean color (mask)."""
+    """Pixels around the object: keep them, or replace them with the mean color (mask)."""
     batch_size: Count = 100
-    """Regions in a training batch, on each device."""
+    """Regions per training batch and device."""
     validation_batch_size: Count = 500
-    """Regions in a validation batch."""
+    """Regions per validation batch."""
     threads: Threads = 4
-    """Threads that read batches, unless all regions fit into a quarter of the GPU's memory."""
+    """Number of reader threads. They are not used if all regions fit into a quarter of the GPU memory."""
 
 
 @configuration
@@ -215,7 +216,7 @@ class OptimizerConfig:
     rate: PositiveRate = 0.01
     """Learning rate of the head."""
     backbone_factor: Rate = 0.1
-    """Learning rate of the backbone, relative to that of the head."""
+    """Learning rate of the backbone relative to the head."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Momentum."""
     decay: Rate = 5e-4
@@ -223,7 +224,7 @@ class OptimizerConfig:
     warmup: NonNegative = 0.5
     """Epochs of linear warm-up."""
     label_smoothing: Fraction = 0.0
-    """Fraction of the target spread over all classes."""
+    """Label smoothing: fraction of the target distributed evenly over all classes."""
 
 
 @configuration
@@ -249,7 +250,7 @@ def _o2p(
 _O2P_HUB: dict[str, Any] = {"head": "o2p", "reduce": 128, "feature_scale": 0.1, "vector_dropout": 0.5}
 
 O2P_PRESETS = {
-    # Generated images and a small network: seconds on a CPU.
+    # Generated images and a small network; seconds on a CPU.
     "smoke": O2PConfig(
         EngineConfig(
             max_epochs=8, monitor="val/error", log_every=4, gradient_clip=10.0, accelerator="cpu", devices="1"
@@ -260,18 +261,18 @@ O2P_PRESETS = {
         ),
         OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
-    # The defaults of --from: small batches for small data sets.
+    # Defaults of --from, with small batches for small data sets.
     "fine-tune": O2PConfig(
         EngineConfig(max_epochs=20, monitor="val/error", log_every=10, gradient_clip=10.0),
         RegionDataConfig(batch_size=16),
         RegionModelConfig(),
         OptimizerConfig(rate=0.005, backbone_factor=1.0),
     ),
-    # A few epochs on COCO's regions: minutes on one GPU.
+    # A few epochs on COCO; minutes on one GPU.
     "small": _o2p(RegionModelConfig(head="o2p"), epochs=4, rate=0.001, backbone_factor=0.3),
-    # DeepO2P-FC from ImageNet, the best row of the paper's table.
+    # DeepO2P-FC with ImageNet weights, the best model of the paper.
     "paper": _o2p(RegionModelConfig(head="o2p_fc")),
-    # First and second order on EfficientNet-Lite2, with context around the region: the classifier in the package.
+    # The classifier in the package: first and second order on EfficientNet-Lite2, with context around the region.
     "lite2": _o2p(
         RegionModelConfig(
             head="both",
@@ -293,7 +294,7 @@ O2P_PRESETS = {
         backbone_factor=3.0,
         label_smoothing=0.1,
     ),
-    # DeepO2P on other backbones, from the hub.
+    # DeepO2P on backbones from the Hugging Face hub.
     "resnet50": _o2p(RegionModelConfig(backbone="hf:microsoft/resnet-50", taps=("stage4",), **_O2P_HUB)),
     "dinov2": _o2p(RegionModelConfig(backbone="hf:facebook/dinov2-small", taps=("stage12",), **_O2P_HUB)),
     # First and second order on four maps, the best variant beyond the paper.
@@ -313,11 +314,11 @@ class SegmentedDataConfig(DatasetConfig):
     """Images with human segmentations."""
 
     split: Literal["tuning", "final"] = "tuning"
-    """tuning: hold out every fifth training image for validation. final: train on all of them."""
+    """tuning: hold out every fifth training image for validation. final: train on all images."""
     fold: Annotated[int, Field(ge=0, le=4)] = 0
-    """Which fifth of the training images is held out, 0 to 4."""
+    """Index of the held-out fifth of the training images, 0 to 4."""
     limit: Count | None = None
-    """Use at most this many images of each part."""
+    """Maximum number of training and of validation images."""
 
 
 @configuration
@@ -325,21 +326,21 @@ class ImageDataConfig(SegmentedDataConfig):
     """Images and their augmentation."""
 
     batch_size: Count = 1
-    """Images in a training batch, on each device."""
+    """Images per training batch and device."""
     flip: bool = True
-    """Mirror half the images in training."""
+    """Mirror half of the images in training."""
     jitter: Fraction = 0.0
     """Maximum relative change of brightness, contrast and saturation in training."""
     threads: Threads = 2
-    """Threads that read batches."""
+    """Number of reader threads."""
 
 
 @configuration
 class ObjectiveConfig:
-    """Objective, and AdamW with one cycle."""
+    """Objective, and AdamW with a one-cycle schedule."""
 
     objective: Literal["j1", "j2", "soft"] = "j2"
-    """The paper's J1 or J2, or the soft projector."""
+    """j1 and j2 of the paper, or the soft projector."""
     rate: PositiveRate = 1e-3
     """Learning rate of the new layers."""
     backbone_rate: Rate = 1e-4
@@ -366,9 +367,9 @@ class NCutsConfig:
 
 
 def _paper(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
-    """The paper's recipe: J2, 20 channels, one image per batch, 1e-4 and ten times that for new layers.
+    """Recipe of the paper: J2, 20 channels, one image per batch, learning rate 1e-4, and 1e-3 for new layers.
 
-    The paper does not name optimizer, schedule and epochs: these were best in cross-validation on training images.
+    The paper does not specify optimizer, schedule and epochs. They were chosen by cross-validation on training images.
     """
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, log_every=20),
@@ -377,7 +378,7 @@ def _paper(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
 
 
 def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCutsConfig:
-    """The extended recipe: the soft objective, AdamW, one cycle, batches of eight, augmentation."""
+    """Extended recipe: soft objective, AdamW with a one-cycle schedule, batches of eight, augmentation."""
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
         data=ImageDataConfig(batch_size=8, jitter=0.2),
@@ -400,7 +401,7 @@ NCUTS_PRESETS = {
     "paper": _paper("vgg16-relu5"),
     **{f"paper-{name}": _paper(name) for name in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")},
     **{f"paper-{name}-x2": _paper(name, zoom=2.0) for name in ("alexnet-relu5", "vgg16-relu5")},
-    # Rates that differ from the others' were better on the tuning images.
+    # Learning rates were chosen on the held-out training images.
     "soft-alexnet-relu5": _soft("alexnet-relu5"),
     "soft-vgg16-relu4": _soft("vgg16-relu4"),
     "soft-vgg16-relu5": _soft("vgg16-relu5", backbone_rate=5e-5),
@@ -412,23 +413,23 @@ NCUTS_PRESETS = {
 
 @configuration
 class ContourDataConfig(SegmentedDataConfig):
-    """Images and random crops of them. In the final split, ``val`` determines the threshold."""
+    """Random crops of images. In the final split, the threshold is chosen on ``val``."""
 
     batch_size: Count = 8
-    """Crops in a training batch, on each device."""
+    """Crops per training batch and device."""
     crop: Annotated[int, Field(ge=32, le=4096)] = 256
     """Side of a crop in pixels."""
     scale: tuple[Scale, Scale] = (0.75, 1.5)
-    """Range of the random size of the image that a crop is cut from."""
+    """Range of the random scale of the image before cropping."""
     jitter: Fraction = 0.2
-    """Standard deviation of the random gain of each color."""
+    """Standard deviation of the random gain of each color channel."""
     threads: Threads = 1
-    """Threads that prepare batches."""
+    """Number of threads that prepare batches."""
 
 
 @configuration
 class ContourTrainConfig:
-    """AdamW with one cycle."""
+    """AdamW with a one-cycle schedule."""
 
     rate: PositiveRate = 1e-3
     """Learning rate of the new layers."""
@@ -439,7 +440,7 @@ class ContourTrainConfig:
     decay: Rate = 1e-2
     """Weight decay."""
     side_weight: NonNegative = 0.4
-    """Weight of the loss of each level, relative to the loss of the output."""
+    """Weight of the loss of each level relative to the loss of the output."""
     average: Annotated[float, Field(ge=0, lt=1)] = 0.995
     """Decay of the moving average of the weights. The averaged network is saved."""
     average_from: Natural = 50
@@ -479,7 +480,7 @@ CONTOURS_PRESETS = {
     "efficientnet-lite2": _contours_on(
         "efficientnet-lite2", "stage1", "stage2", "stage3", "stage5", "stage7", zoom=1.0, width=32, stem=16
     ),
-    # From the hub.
+    # Backbone from the Hugging Face hub.
     "resnet50": _contours_on("hf:microsoft/resnet-50", "stage1", "stage2", "stage3", "stage4", zoom=1.0),
     "dinov2": _contours_on("hf:facebook/dinov2-small", "stage3", "stage6", "stage9", "stage12"),
 }

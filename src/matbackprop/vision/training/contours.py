@@ -1,7 +1,4 @@
-"""Contours: the recipe from BSDS's files to a trained contour network.
-
-The configuration and its presets are in :mod:`~matbackprop.vision.training.config`.
-"""
+"""Recipe ``contours``: train a contour network on images with human segmentations."""
 
 from __future__ import annotations
 
@@ -29,15 +26,15 @@ from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System, two_rates
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
-"""Candidates for the default threshold of contour strength."""
+"""Candidates for the default threshold."""
 
 
 class ContourImage(NamedTuple):
-    """A photograph and the borders that annotators drew.
+    """Photograph with the borders of all annotators.
 
     Attributes:
         image: (3, h, w) uint8.
-        agreement: (h, w) uint8, the fraction of annotators who drew a border here, times 255.
+        agreement: (h, w) uint8, fraction of annotators who drew a border at a pixel, times 255.
     """
 
     image: Tensor
@@ -45,7 +42,7 @@ class ContourImage(NamedTuple):
 
 
 def read_images(data: BSDS) -> list[ContourImage]:
-    """Read all images of a split with their annotators' borders."""
+    """Read all images of a split with the borders of their annotators."""
     images = []
     for sample in track((data[i] for i in range(len(data))), "Reading images", len(data)):
         drawn = np.mean([boundary_map(labels.numpy()) for labels in sample.segmentations], 0)
@@ -54,7 +51,7 @@ def read_images(data: BSDS) -> list[ContourImage]:
 
 
 def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random crop of an image: mirrored, transposed, resized, with changed colors."""
+    """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors."""
     draw = torch.rand(8, generator=generator).tolist()
     image, target = one.image, one.agreement[None]
     for chance, axis in ((draw[0], -1), (draw[1], -2)):
@@ -67,7 +64,7 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
     low, high = config.scale
     # Images smaller than a crop are enlarged.
     scale = max(low + (high - low) * draw[3], config.crop / min(h, w))
-    # Cut first, then resize: the same crop at a fraction of the cost.
+    # Cropping before resizing gives the same result at a fraction of the cost.
     need = [min(side, round(config.crop / scale)) for side in (h, w)]
     top, left = (int(r * (side - n + 1)) for r, side, n in zip(draw[4:6], (h, w), need, strict=True))
     image = image[..., top : top + need[0], left : left + need[1]].float() / 255
@@ -75,7 +72,7 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
     size = [config.crop, config.crop]
     if [*image.shape[-2:]] != size:
         image = nnf.interpolate(image[None], size=size, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
-        # A line stays a line in both directions.
+        # Borders remain connected lines when enlarging and when reducing.
         target = (
             nnf.adaptive_max_pool2d(target, size)
             if scale < 1
@@ -88,7 +85,7 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
 
 
 class ContoursData(Data):
-    """Crops of the training images, and whole held-out images."""
+    """Random crops of the training images, and whole held-out images."""
 
     def __init__(self, config: ContoursConfig) -> None:
         self.config, self.seed = config.data, config.engine.seed
@@ -102,7 +99,6 @@ class ContoursData(Data):
         self.validation = read_images(held) if len(held) else []
 
     def train_loader(self) -> EpochLoader:
-        """Return shuffled batches of crops."""
 
         def item(index: int, epoch: int) -> dict[str, Tensor]:
             return augment(self.training[index], self.config, generator_for(self.seed, epoch, index))
@@ -111,7 +107,7 @@ class ContoursData(Data):
         return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
-        """Return single images; None in the final split."""
+        """Return batches of one image; None in the final split."""
         if not self.validation:
             return None
 
@@ -130,14 +126,14 @@ def build_model(config: ContourModelConfig) -> ContourNet:
 
 
 def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Tensor:
-    """Class-balanced cross-entropy of contours with the borders that annotators agree on.
+    """Compute the class-balanced cross-entropy of contours.
 
-    Pixels that fewer than ``certain`` of the annotators marked are ignored.
+    Pixels marked by some annotators, but by less than the fraction ``certain``, are ignored.
 
     Args:
         logits: (b, h, w).
         agreement: (b, h, w), fraction of the annotators who drew a border.
-        certain: smallest fraction that counts as a border.
+        certain: minimum fraction of annotators for a border.
 
     Returns:
         The weighted mean over all pixels, times 4.5.
@@ -150,7 +146,7 @@ def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Ten
 
 
 class ContoursModule(System):
-    """The network, its loss over all levels, and the moving average of its weights, which is the result."""
+    """Contour network with its loss over all levels. The result is the moving average of its weights."""
 
     def __init__(self, config: ContoursConfig) -> None:
         super().__init__()
@@ -162,7 +158,7 @@ class ContoursModule(System):
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
 
     def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the loss of the network's output, and the sum of the losses of its levels."""
+        """Return the loss of the output, and the sum of the losses of the levels."""
         first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
         sides = torch.stack([contour_loss(level, batch["target"]) for level in levels])
         return contour_loss(first, batch["target"]), sides.sum()
@@ -172,7 +168,6 @@ class ContoursModule(System):
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the loss of a batch of crops."""
         output, sides = self.losses(self.model, batch)
         self.record("train/output", output)
         return output + self.config.train.side_weight * sides
@@ -182,7 +177,7 @@ class ContoursModule(System):
         self.record("val/loss", self.losses(self.average, batch)[0])
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Return AdamW with one cycle and two learning rates. Each step also updates the average."""
+        """Return AdamW with a one-cycle schedule and two learning rates. Each step also updates the average."""
         train = self.config.train
         groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
         optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
@@ -205,7 +200,7 @@ def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
 
 @torch.no_grad()
 def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str = "cpu") -> float:
-    """Return the contour strength at which the regions have the largest mean covering."""
+    """Return the threshold with the largest mean covering."""
     model.eval().to(device)
     covering = np.zeros(len(THRESHOLDS))
     for sample in track((data[i] for i in range(len(data))), "Choosing the threshold", len(data)):
@@ -219,7 +214,7 @@ def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str =
 
 
 def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Write the averaged network, large weights in 8 bits, with the threshold that is best on held-out images."""
+    """Write the averaged network, quantized to 8 bits, with the best threshold on held-out images."""
     model: ContourNet = module.average.module  # type: ignore[assignment]
     threshold = choose_threshold(model, threshold_images(data), module.device)
     model.hparams_dict["threshold"] = threshold
@@ -228,7 +223,7 @@ def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
 
 
 def threshold_images(data: ContoursData) -> BSDS:
-    """Return the held-out images; in the final split those of ``val``, or else a quarter of the training images."""
+    """Return the held-out images; in the final split, ``val`` or, if missing, a quarter of the training images."""
     limit = data.config.limit
     if not data.held_out and (find_root(data.folder) / "images" / "val").is_dir():
         return BSDS(data.folder, "val", ids=BSDS(data.folder, "val").ids[:limit])
@@ -236,7 +231,7 @@ def threshold_images(data: ContoursData) -> BSDS:
 
 
 def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Draw a few held-out images, their contours and the annotators' borders."""
+    """Draw a few held-out images with predicted contours and human borders."""
     from matbackprop.vision.report.figures import segmentation_grid
 
     model: ContourNet = module.average.module.eval()  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The demonstration: train both systems on generated images, segment sample photographs, and write a report."""
+"""``matbackprop demo``: train both systems on generated images, segment sample photographs, and write a report."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class DemoConfig:
     """
 
     run: Path = Path("runs/demo")
-    """Folder for both runs and the report; an earlier demonstration is replaced."""
+    """Folder for both runs and the report. An earlier demonstration is replaced."""
     seed: Natural = 0
     """Seed of the networks and of the order of the data."""
     images: Annotated[int, Field(ge=2, le=100_000)] = 96
-    """Images that the classifier trains on; the segmenter takes half as many."""
+    """Number of training images of the classifier; the segmenter uses half as many."""
     epochs: Count = 8
-    """Passes over them."""
+    """Number of epochs."""
 
 
 def main(config: DemoConfig) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def main(config: DemoConfig) -> dict[str, Any]:
 def run_demo(config: DemoConfig) -> Path:
     """Run the demonstration and return the path of its page."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small networks, and the same numbers everywhere
+    torch.set_num_threads(1)  # for reproducible results
     try:
         return _run(config, Console(highlight=False))
     finally:
@@ -119,7 +119,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
 def _train(
     config: DemoConfig, recipe: str, images: int, score: Callable[[Any, Any], float]
 ) -> tuple[RunFolder, dict[str, float]]:
-    """Train the smallest preset of a recipe; return its run, and its score before and after."""
+    """Train the smallest preset of a recipe. Return the run, and the score before and after training."""
     engine = {"run": str(config.run / recipe), "seed": config.seed, "max_epochs": config.epochs, "overwrite": True}
     engine |= {"accelerator": "cpu", "tensorboard": False, "report": False}
     fields = {"engine": engine, "data.generate": images, "data.cache": str(config.run / "cache")}
@@ -149,7 +149,7 @@ def _covering(system: Any, data: Any) -> float:
 
 
 def _segment_photographs(path: Path) -> dict[str, int]:
-    """Draw sample photographs with their regions; return the number of regions of each."""
+    """Draw sample photographs with their regions and return the numbers of regions."""
     import skimage.data
 
     segmented = {name: segment(getattr(skimage.data, name)(), device="cpu") for name in _PHOTOGRAPHS}

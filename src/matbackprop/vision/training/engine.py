@@ -1,8 +1,8 @@
-"""The training loop of all recipes.
+"""Training loop of all recipes.
 
-A run: :func:`run_recipe` builds a :class:`~matbackprop.vision.training.system.System` and its
+:func:`run_recipe` builds a :class:`~matbackprop.vision.training.system.System` and its
 :class:`~matbackprop.vision.training.system.Data`, locks the run folder, trains (``_Training.run`` is the loop), loads
-the best weights, exports the model and writes the report. :func:`fit` trains only. Lightning Fabric selects devices,
+the best weights, exports the model and writes the report. :func:`fit` only trains. Lightning Fabric selects devices,
 starts processes and averages gradients.
 """
 
@@ -39,7 +39,7 @@ log = logging.getLogger("matbackprop")
 
 
 def seed_all(seed: int) -> None:
-    """Seed Python's, NumPy's and torch's global generators."""
+    """Seed the global random generators of Python, NumPy and torch."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     torch.manual_seed(seed)
@@ -76,15 +76,15 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
 
     Args:
         config: an :class:`EngineConfig`, or a configuration with a field ``engine``.
-        system: the system.
-        data: its data.
-        name: the default run folder is ``runs/<name>-seed<seed>``.
+        system: system to train.
+        data: training and validation data.
+        name: name of the default run folder, ``runs/<name>-seed<seed>``.
 
     Raises:
-        RunInterrupted: a signal was received. The state is saved.
+        RunInterrupted: a signal was received. The state was saved.
         NonFiniteError: a loss or gradient is not finite, or a layer raised a numerical error.
         ConfigurationError: the folder contains another run, or another process is training in it.
-        CheckpointError: the last checkpoint is damaged.
+        CheckpointError: the last checkpoint is corrupted.
     """
     engine: EngineConfig = getattr(config, "engine", config)
     run = _run_folder(engine, name)
@@ -94,7 +94,7 @@ def fit(config: Any, system: System, data: Data, *, name: str) -> RunFolder:
 
 
 def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
-    """Return the validation metrics of a system, computed in this process."""
+    """Compute the validation metrics of a system in this process."""
     engine: EngineConfig = getattr(config, "engine", config)
     device = choose_device(engine.accelerator)
     if system.device.type != device.type:
@@ -106,7 +106,7 @@ def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
 
 
 def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
-    """Load the best (or last) weights of a run and return their file. If there is no best file, load the last."""
+    """Load the best or last weights of a run and return their file. If there is no best file, load the last one."""
     path = run.checkpoints / f"{which}.ckpt"
     if which == "best" and not path.exists():
         path = run.checkpoints / "last.ckpt"
@@ -143,7 +143,7 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
 
 
 class _Training:
-    """State of a training. ``batch`` is the number of completed batches of the epoch."""
+    """State of a training run. ``batch`` is the number of completed batches of the epoch."""
 
     def __init__(self, run: RunFolder, engine: EngineConfig, system: System, data: Data, fabric: Fabric) -> None:
         self.run_folder, self.engine, self.system, self.data, self.fabric = run, engine, system, data, fabric
@@ -155,7 +155,7 @@ class _Training:
         self._last = run.checkpoints / "last.ckpt"
         self._saved_at = time.monotonic()
         self._note = ""
-        self._unchecked: list[tuple[str, Tensor]] = []  # place of a batch, and whether its loss and gradient are finite
+        self._unchecked: list[tuple[str, Tensor]] = []  # position of a batch, whether its loss and gradient are finite
         alone = self.device.type == "cpu" and fabric.world_size == 1
         self.check_every = 1 if alone else engine.guard_every  # reading flags from a GPU synchronizes
 
@@ -282,7 +282,7 @@ class _Training:
                         self._save_if_due()
 
     def _validate_epoch(self) -> None:
-        """Validate if due, and keep the weights in memory if they are the best."""
+        """Validate if due, and store the weights if they are the best so far."""
         if self.validation_loader is None or (self.epoch + 1) % self.engine.validate_every:
             return
         numbers = _validate(self.system, self.data, self.validation_loader, self.engine)
@@ -310,7 +310,7 @@ class _Training:
     # ----------------------------------------------------------------------------- metrics and signals
 
     def _write_metrics(self, rate: float) -> None:
-        """Write a line of metrics. All processes call it together."""
+        """Write a line of metrics. All processes must call this method."""
         numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
         self._note = f", loss {numbers['train/loss']:.4g}"
         (then, started), self._timer = self._timer, (self.step, time.perf_counter())
@@ -327,7 +327,7 @@ class _Training:
                 self.tensorboard.add_scalar(name, value, self.step)
 
     def _stop_if_signaled(self, agree: bool = False) -> None:
-        """Save and stop if a signal was received. Processes agree every ``guard_every`` steps."""
+        """Save and stop if a signal was received. Processes synchronize every ``guard_every`` steps."""
         if self.fabric.world_size > 1:
             if not agree and self.step % self.engine.guard_every:
                 return
@@ -364,7 +364,7 @@ class _Training:
             self._check_finite()
 
     def _check_finite(self) -> None:
-        """Raise NonFiniteError if a loss or gradient since the last check is not finite. All processes call it."""
+        """Raise NonFiniteError if a loss or gradient since the last check is not finite. All processes must call it."""
         finite = torch.stack([flag for _, flag in self._unchecked]).tolist() if self._unchecked else []
         bad = [i for i in gather(finite.index(False) if False in finite else None) if i is not None]
         if bad:
@@ -391,7 +391,7 @@ class _Training:
             self._save()
 
     def _save(self) -> None:
-        """Save the best weights if they changed, then the state. All processes call it together."""
+        """Save the best weights if they changed, then the state. All processes must call this method."""
         self._check_finite()
         self._check_weights()
         if not self.engine.checkpoints:
@@ -458,7 +458,7 @@ class _Training:
 
 
 def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineConfig) -> dict[str, float]:
-    """Return the metrics of a validation. Random states are restored."""
+    """Compute validation metrics and restore the random states."""
     before, device, training = random_state(), system.device, system.training
     system.eval()
     batches = loader.read(0)
@@ -479,7 +479,7 @@ def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineCon
 
 
 def _devices(engine: EngineConfig) -> Any:
-    """Return Fabric's ``devices``: "auto", a number, or a list. On the CPU, auto is one process."""
+    """Return ``devices`` for Fabric: "auto", a number, or a list. On the CPU, auto is one process."""
     text = engine.devices
     if text == "auto":
         return "auto" if torch.cuda.is_available() and engine.accelerator != "cpu" else 1
@@ -494,7 +494,7 @@ def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None]:
-    """Set torch's global settings and restore them."""
+    """Set global settings of torch and restore them on exit."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(engine.matmul_precision)
@@ -514,7 +514,7 @@ def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None
 
 
 def _run_folder(engine: EngineConfig, name: str) -> RunFolder:
-    choose_device(engine.accelerator)  # raises before there is a folder
+    choose_device(engine.accelerator)  # raises before the folder is created
     return RunFolder(engine.run or Path("runs") / f"{name}-seed{engine.seed}")
 
 

@@ -1,7 +1,7 @@
-"""Batches in a seeded order.
+"""Loaders of batches in a seeded order.
 
-The order of an epoch and the augmentation of an item depend on (seed, epoch, index) only, so resumed and distributed
-runs use the same batches as a single one.
+The order of an epoch and the augmentation of an item depend only on (seed, epoch, index), so resumed and distributed
+runs use the same batches as an uninterrupted run in one process.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class BatchSource(Protocol):
 
 
 def generator_for(*keys: int) -> torch.Generator:
-    """Return a generator seeded by ``keys``.
-
-    Use it for augmentation: ``generator_for(seed, epoch, index)``.
+    """Return a generator seeded by ``keys``, for example ``(seed, epoch, index)`` for augmentation.
 
     Example:
         >>> torch.rand(1, generator=generator_for(0, 3, 7)) == torch.rand(1, generator=generator_for(0, 3, 7))
@@ -47,11 +45,11 @@ def generator_for(*keys: int) -> torch.Generator:
 
 
 class ItemSource:
-    """A :class:`BatchSource` over a function of one item.
+    """:class:`BatchSource` that stacks the results of a function of one item.
 
     Args:
         length: number of items.
-        item: called as ``item(index, epoch)``; returns a tensor, a number, or a dict or tuple of them, to be stacked.
+        item: function ``item(index, epoch)`` that returns a tensor, a number, or a dict or tuple of them.
     """
 
     def __init__(self, length: int, item: Callable[[int, int], Any]) -> None:
@@ -61,24 +59,23 @@ class ItemSource:
         return self.length
 
     def fetch(self, indices: Tensor, epoch: int) -> Any:
-        """Return the stacked items."""
         return torch.utils.data.default_collate([self.item(int(i), epoch) for i in indices])
 
 
 class EpochLoader:
-    """Batches of any epoch, in an order that depends on the seed and the epoch alone.
+    """Loader of batches in an order that depends only on the seed and the epoch.
 
-    With W processes, process r takes the r-th part of W·batch_size items, so two processes take the items of one with
-    the doubled batch. In training (``shuffle``) an incomplete last batch is dropped, and too few items for one batch
-    are repeated. In evaluation every item is used once.
+    With W processes, process r reads the r-th part of each batch of W·batch_size items. In training (``shuffle``), an
+    incomplete last batch is dropped, and items are repeated if there are too few for one batch. In evaluation, every
+    item is used once.
 
     Args:
         source: source of the batches.
         batch_size: items per process and batch.
         seed: seed of the order.
-        shuffle: a new order every epoch; otherwise 0, 1, 2, …
-        threads: threads that read ahead; 0 reads in the calling thread. If CUDA is available, they copy batches to
-            page-locked memory.
+        shuffle: use a new order in every epoch; otherwise 0, 1, 2, …
+        threads: number of threads that read ahead; 0 to read in the calling thread. If CUDA is available, threads copy
+            batches to page-locked memory.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))
@@ -102,7 +99,7 @@ class EpochLoader:
         self.rank, self.world = 0, 1
 
     def share(self, rank: int, world: int) -> EpochLoader:
-        """Take the ``rank``-th of ``world`` parts of every batch; return the loader."""
+        """Restrict the loader to part ``rank`` of ``world`` of every batch, and return it."""
         if not self.shuffle and len(self.source) < world:
             raise DataError(f"{len(self.source)} items cannot be shared by {world} processes. Use fewer processes.")
         self.rank, self.world = rank, world
@@ -112,13 +109,13 @@ class EpochLoader:
         return len(self.batches(0))
 
     def order(self, epoch: int) -> Tensor:
-        """Return the indices of an epoch in order, int64 (n,), of all processes."""
+        """Return the order of the indices of an epoch for all processes, int64 (n,)."""
         n = len(self.source)
         generator = generator_for(self.seed, epoch, 0x0EDE)
         return torch.randperm(n, generator=generator) if self.shuffle else torch.arange(n)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """Return this process's batches of indices of an epoch."""
+        """Return the batches of indices of an epoch for this process."""
         order = self.order(epoch)
         size = self.batch_size * self.world
         whole, rest = divmod(len(order), size)
@@ -127,13 +124,13 @@ class EpochLoader:
         elif self.shuffle:
             order = order.repeat(-(-size // len(order)))[:size]
         elif self.world > 1:
-            # The same number of batches for every process, and no item twice.
+            # Every process has the same number of batches, and no item is repeated.
             mine = order[self.rank :: self.world]
             return list(mine.tensor_split(min(whole + 1, len(mine))))
         return [part[self.rank * self.batch_size :][: self.batch_size] for part in order.split(size)]
 
     def read(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """Yield this process's batches of an epoch, from the ``start``-th on."""
+        """Yield the batches of an epoch for this process, beginning with batch ``start``."""
         batches = self.batches(epoch)[start:]
         if not self.threads:
             yield from (self._fetch(indices, epoch) for indices in batches)

@@ -1,7 +1,6 @@
-"""The recipe ``ncuts``: train deep normalized cuts on images with human segmentations.
+"""Recipe ``ncuts``: train deep normalized cuts on images with human segmentations.
 
-Images and labels are kept in memory; augmentation runs on the device. Configuration and presets are in
-:mod:`~matbackprop.vision.training.config`.
+Images and labels are kept in memory. Augmentation runs on the device.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride:
 def split_images(
     images: Sequence[PreparedImage], config: ImageDataConfig
 ) -> tuple[list[PreparedImage], list[PreparedImage]]:
-    """Return training and validation images of the configured split."""
+    """Return the training and validation images of the configured split."""
     held_out: set[str] = set()
     if config.split == "tuning":
         held_out = set(tuning_split([image.id for image in images], config.fold)[1])
@@ -47,11 +46,11 @@ def split_images(
 
 
 class ImagesBatch(NamedTuple):
-    """Images with label maps, padded to one size.
+    """Batch of images with label maps, padded to one size.
 
     Attributes:
         image: (b, 3, h, w), uint8; floating point in [0, 1] after :func:`augment`.
-        grid: int64 (b, a, h', w'), labels of the cells for each annotator, −1 outside the image.
+        grid: int64 (b, a, h', w'), cell labels of each annotator, −1 outside the image.
         num_labels: number of labels, the same for all batches.
         flip: bool (b,), images to mirror; None in evaluation.
         factors: (b, 3), factors of brightness, contrast and saturation; None for no change.
@@ -85,7 +84,6 @@ class PreparedSource:
         return len(self.images)
 
     def fetch(self, indices: Tensor, epoch: int) -> ImagesBatch:
-        """Return the images ``indices``."""
         items = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         image, grid = pad_stack([i.image for i in items], 0, multiple), pad_stack([i.grid for i in items], -1).long()
@@ -98,10 +96,10 @@ class PreparedSource:
 
 
 class ShapeLoader(EpochLoader):
-    """Puts images of equal size into the same batch if possible, to reduce padding."""
+    """Loader that groups images of equal size to reduce padding."""
 
     def order(self, epoch: int) -> Tensor:
-        """Return the seeded order, sorted by shape, in whole batches that are then shuffled."""
+        """Return the seeded order, sorted by shape, with shuffled batches."""
         order = super().order(epoch)
         size = self.batch_size * self.world
         if not self.shuffle or size == 1:
@@ -147,18 +145,16 @@ class NCutsData(Data):
         self.training, self.validation = split_images(images, self.config)
 
     def train_loader(self) -> EpochLoader:
-        """Return shuffled batches with augmentation."""
         source = PreparedSource(self.training, self.config, self.seed)
         return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
-        """Return single validation images without augmentation; None in the final split."""
+        """Return batches of one validation image without augmentation; None in the final split."""
         if len(self.validation) == 0:
             return None
         return EpochLoader(PreparedSource(self.validation, None, 0), 1, shuffle=False)
 
     def on_device(self, batch: Any, device: torch.device, *, training: bool) -> ImagesBatch:
-        """Augment on the device."""
         return augment(super().on_device(batch, device, training=training))
 
 
@@ -170,12 +166,12 @@ def build_model(config: NCutsModelConfig) -> DeepNCuts:
 
 
 def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.0) -> DeepNCuts:
-    """Return the paper's baseline: normalized cuts on the backbone's feature map, without new layers."""
+    """Return the baseline of the paper: normalized cuts on a feature map of the backbone, without new layers."""
     return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
 
 
 class NCutsModule(System):
-    """The network with its objective, averaged over annotators and images. Rank and spectrum of F are recorded."""
+    """DeepNCuts with its objective, averaged over annotators and images. Rank and spectrum of F are recorded."""
 
     def __init__(self, config: NCutsConfig) -> None:
         super().__init__()
@@ -209,7 +205,7 @@ class NCutsModule(System):
         return value.mean(), f
 
     def training_step(self, batch: ImagesBatch) -> Tensor:
-        """Return the mean objective; record rank, spectrum and gradient every ``log_every`` steps."""
+        """Return the mean objective, and record rank, spectrum and gradient every ``log_every`` steps."""
         total, f = self.loss(batch)
         self.record("train/objective", total)
         if self.step % self.config.engine.log_every == 0:
@@ -221,7 +217,7 @@ class NCutsModule(System):
 
     @torch.no_grad()
     def spectrum(self, f: Tensor) -> dict[str, Tensor]:
-        """Return means over the batch of rank, soft rank and extreme eigenvalues of FᵀF at unit trace."""
+        """Return rank, soft rank and extreme eigenvalues of FᵀF at unit trace, averaged over the batch."""
         gram = f.double().mT @ f.double()
         gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
         values = batched_eigh(gram)[0].clamp(min=0)
@@ -234,13 +230,12 @@ class NCutsModule(System):
         }
 
     def validation_step(self, batch: ImagesBatch) -> None:
-        """Record the loss of a held-out image."""
         total, _ = self.loss(batch)
         for name in ("loss", "objective"):
             self.record(f"val/{name}", total, len(batch.image))
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        """Return AdamW with one cycle and two learning rates."""
+        """Return AdamW with a one-cycle schedule and two learning rates."""
         train = self.config.train
         groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
         optimizer = torch.optim.AdamW(groups, weight_decay=train.decay, fused=self.device.type == "cuda")

@@ -1,8 +1,4 @@
-"""The recipe ``o2p``: train a region classifier on COCO-format data.
-
-Batches are in :mod:`~matbackprop.vision.training.regions`, configuration and presets in
-:mod:`~matbackprop.vision.training.config`.
-"""
+"""Recipe ``o2p``: train a region classifier on COCO-format data."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:
 
 
 class RegionModule(System):
-    """The classifier with cross-entropy, trained by SGD with a cosine schedule."""
+    """Region classifier with cross-entropy, trained by SGD with a cosine schedule."""
 
     def __init__(self, config: O2PConfig, model: RegionClassifier, validation: Regions) -> None:
         super().__init__()
@@ -64,7 +60,6 @@ class RegionModule(System):
             self.model.calibrate([(b.image, b.mask) for b in batches if isinstance(b, ImageBatch)])
 
     def training_step(self, batch: RegionBatch) -> Tensor:
-        """Return the mean cross-entropy of a batch."""
         scores = self.scores(batch).float()
         return nnf.cross_entropy(scores, batch.target, label_smoothing=self.config.optimizer.label_smoothing)
 
@@ -112,7 +107,7 @@ class RegionModule(System):
         }
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        """Return SGD with momentum; linear warm-up, then half a cosine to zero."""
+        """Return SGD with momentum, linear warm-up and a cosine schedule to zero."""
         config = self.config.optimizer
         groups = self.model.parameter_groups(config.rate, config.backbone_factor, config.decay)
         fused = self.device.type == "cuda"
@@ -129,13 +124,13 @@ class RegionModule(System):
 
 @torch.no_grad()
 def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
-    """Return ascending eigenvalues (b, min(m, d)) of FᵀF, without weights and ε."""
+    """Return the ascending eigenvalues (b, min(m, d)) of FᵀF, without weights and ε."""
     f = pooling.features(features).double()
     return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
 
 
 def save_predictions(run: RunFolder, module: RegionModule) -> str:
-    """Write the predictions of the last validation; return their SHA-256."""
+    """Write the predictions of the last validation and return their SHA-256."""
     path = run.predictions / "validation.npz"
     np.savez_compressed(path, **module.predictions)  # type: ignore[arg-type]
     return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -144,7 +139,7 @@ def save_predictions(run: RunFolder, module: RegionModule) -> str:
 def export(run: RunFolder, module: RegionModule, data: RegionData) -> None:
     """Write the trained model and its predictions."""
     module.model.save_pretrained(run.path / "model")
-    evaluate(module.config, module, data)  # the best weights, which need not be the last
+    evaluate(module.config, module, data)  # the best weights may differ from the last
     save_predictions(run, module)
 
 

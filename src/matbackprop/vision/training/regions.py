@@ -1,4 +1,4 @@
-"""Data of the recipe ``o2p``: batches of region images, or of descriptors that are computed once."""
+"""Data of the recipe ``o2p``: batches of region images or of precomputed descriptors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from matbackprop.vision.training.system import Data
 
 
 def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
-    """Return training and validation regions, cropped and cached on the first call."""
+    """Return the training and validation regions. They are cropped and cached on the first call."""
     files = [coco_files(config.folder(), split) for split in ("train", "val")]
     cropped = {name: getattr(config, name) for name in ("side", "margin", "missing_images")}
     train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
@@ -42,7 +42,7 @@ def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
 
 
 class VectorBatch(NamedTuple):
-    """A batch of descriptors (b, d) of a network whose features are not trained; see :class:`ImageBatch`."""
+    """Batch of precomputed descriptors (b, d); see :class:`ImageBatch`."""
 
     regions: Tensor
     target: Tensor
@@ -53,12 +53,12 @@ RegionBatch = ImageBatch | VectorBatch
 
 
 class VectorSource:
-    """Batches of descriptors that were computed once and stay on the device.
+    """Source of batches of precomputed descriptors, which are kept on the device.
 
     Args:
-        vectors: (n, d), of all regions.
+        vectors: descriptors (n, d) of all regions.
         labels: classes (n,) of all regions.
-        positions: regions of this source.
+        positions: indices of the regions of this source.
     """
 
     resident = True
@@ -71,7 +71,6 @@ class VectorSource:
         return len(self.positions)
 
     def fetch(self, indices: Tensor, epoch: int) -> Tensor:
-        """Return the regions of the items ``indices``."""
         return self.positions[indices]
 
     def assemble(self, batch: Tensor, device: torch.device) -> VectorBatch:
@@ -87,7 +86,7 @@ class RegionData(Data):
     Args:
         config: the configuration.
         regions: training and validation regions (:func:`region_sets`).
-        vectors: their descriptors, if these are not trained (:func:`describe`).
+        vectors: precomputed descriptors, if features are not trained (:func:`describe`).
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class RegionData(Data):
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes."""
+        """Class names."""
         return self.train_regions.classes
 
     @cached_property
@@ -131,19 +130,16 @@ class RegionData(Data):
         return EpochLoader(source, batch_size, seed=self.seed, shuffle=shuffle, threads=threads)
 
     def train_loader(self) -> EpochLoader:
-        """Return shuffled batches."""
         return self._loader("train", self.config.batch_size, shuffle=True)
 
     def validation_loader(self) -> EpochLoader:
-        """Return validation batches in order."""
         return self._loader("validation", self.config.validation_batch_size, shuffle=False)
 
     def on_device(self, batch: Any, device: torch.device, *, training: bool) -> RegionBatch:
-        """Assemble images, or gather descriptors, on the device."""
         return self.sources["train" if training else "validation"].assemble(batch, device)
 
     def first_batches(self, count: int, device: torch.device) -> list[RegionBatch]:
-        """Return the first training batches, the same in every process, for calibration."""
+        """Return the first training batches for calibration, the same in every process."""
         order = self.train_loader().order(0)[: count * self.config.batch_size]
         source = self.sources["train"]
         fetched = (source.fetch(indices, 0) for indices in order.split(self.config.batch_size))
@@ -151,7 +147,7 @@ class RegionData(Data):
 
 
 def fits_device(*parts: Regions) -> bool:
-    """Return whether the pixels of all regions take at most a quarter of the GPU's memory."""
+    """Return whether the pixels of all regions fit into a quarter of the GPU memory."""
     if not torch.cuda.is_available():
         return False
     memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
@@ -166,9 +162,9 @@ def _images(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **o
 def describe(
     network: RegionClassifier, regions: tuple[Regions, Regions], config: O2PConfig
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the descriptors (n, d) of training and validation regions in float16; None if they are trained.
+    """Return the descriptors (n, d) of training and validation regions in float16; None if features are trained.
 
-    The network is calibrated first, on 512 training regions that the split ``tuning`` does not hold out, so that
+    The network is first calibrated on 512 training regions that are not held out in the split ``tuning``, so that
     descriptors are the same for both splits.
     """
     if network.trains_features:

@@ -1,4 +1,4 @@
-"""The run folder: all files of a run.
+"""Run folder with all files of a training run.
 
 ======================  =======================================================================
 ``config.json``         the resolved configuration
@@ -45,7 +45,7 @@ _FOLDERS = ("checkpoints", "figures", "predictions", "tensorboard", "model")
 
 
 class RunFolder:
-    """A folder with the files of one run.
+    """Folder with the files of one run.
 
     Example:
         >>> import tempfile
@@ -74,7 +74,7 @@ class RunFolder:
 
         Args:
             config: a configuration or its JSON form.
-            resume: continue the run in the folder. Fields that affect its numbers must not differ.
+            resume: continue the run in the folder. Fields that affect its results must not differ.
             overwrite: replace the run in the folder.
         """
         if not any((self.path / name).exists() for name in _FILES):
@@ -105,7 +105,7 @@ class RunFolder:
             )
 
     def create(self, config: Any, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
-        """Create or continue the folder; see :meth:`check`. Other files in the folder are kept."""
+        """Create the folder, or continue or replace its run; see :meth:`check`. Other files are kept."""
         self.check(config, resume=resume, overwrite=overwrite)
         if overwrite and self.versions_path.exists():
             for name in _FOLDERS:
@@ -126,7 +126,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, creating it if needed. A killed process releases the lock.
+        """Lock the folder, creating it if needed. The lock is released if the process is killed.
 
         Raises:
             ConfigurationError: another process holds the lock.
@@ -143,7 +143,7 @@ class RunFolder:
             ) from None
 
     def figure_path(self, name: str) -> Path:
-        """Return the path of a figure; ``.png`` is added to a name without suffix."""
+        """Return the path of a figure. The default suffix is ``.png``."""
         return self.figures / (name if Path(name).suffix else f"{name}.png")
 
     def read_config(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class RunFolder:
         return starts
 
     def read_summary(self) -> dict[str, Any]:
-        """Return the final numbers; empty if the run has not ended."""
+        """Return the final metrics; empty if the run has not ended."""
         if not self.summary_path.exists():
             return {}
         summary = read_json(self.summary_path, error=ConfigurationError)
@@ -193,16 +193,16 @@ class RunFolder:
         return metrics
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Append a line of metrics with the time. NaN and Inf are written as null."""
+        """Append a line of metrics with a time stamp. NaN and Inf are written as null."""
         line = {"step": 0, "epoch": 0, "time": round(time.time(), 3), **metrics}
         with self.metrics_path.open("a") as file:
             file.write(json.dumps(plain_numbers(line)) + "\n")
 
     def keep_metrics_until(self, step: int) -> None:
-        """Drop the lines after ``step``."""
+        """Remove the lines of metrics after ``step``."""
         lines = [json.dumps(line) + "\n" for line in self.read_metrics() if line["step"] <= step]
         atomic_write(self.metrics_path, "".join(lines))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Write the final numbers."""
+        """Write the final metrics."""
         atomic_write(self.summary_path, json.dumps(plain_numbers(summary), indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Starting weights: of a backbone, or of a saved model (``matbackprop train RECIPE --from MODEL``)."""
+"""Starting weights of a backbone or a saved model (``matbackprop train RECIPE --from MODEL``)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLASSES = {"o2p": "RegionClassifier", "ncuts": "DeepNCuts", "contours": "Contou
 
 
 def saved_fields(recipe: Recipe, source: str) -> dict[str, dict[str, Any]]:
-    """Return the fields of a recipe's configuration for fine-tuning a saved model.
+    """Return the configuration fields for fine-tuning a saved model.
 
     Args:
         recipe: the recipe.
         source: ``"box"``, a folder of ``save_pretrained``, a run folder, or ``"owner/name"`` on the hub.
 
     Raises:
-        WeightsError: there is no such model.
+        WeightsError: the model does not exist.
         ConfigurationError: the model belongs to another recipe.
     """
     source = f"{BOX}/classifier" if recipe.name == "o2p" and source == BOX else source
@@ -52,7 +52,7 @@ def load_start(model: nn.Module, backbone: str, weights: str) -> None:
         model: the model.
         backbone: name of its backbone.
         weights: as in :func:`~matbackprop.vision.models.backbones.published.load_backbone_weights`, or a saved model
-            of the same architecture. For other classes than the saved model's, the classifier starts randomly.
+            of the same architecture. If its classes differ, the classifier is initialized randomly.
     """
     if weights in ("imagenet", "none") or weights.endswith(".safetensors"):
         load_backbone_weights(model.backbone, backbone, weights)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from matbackprop.vision.training.loading import EpochLoader
 
 
 class Means:
-    """Weighted means of named numbers. Sums stay on their device until they are read.
+    """Weighted means of named numbers. Sums are kept on their device until they are read.
 
     Example:
         >>> means = Means()
@@ -30,7 +30,7 @@ class Means:
         self._sums: dict[str, tuple[Tensor, float]] = {}
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Add a scalar with a weight, usually the number of items that it is the mean of."""
+        """Add a scalar with a weight, usually the number of averaged items."""
         value = torch.as_tensor(value).detach().double() * weight
         if name in self._sums:
             total, weights = self._sums[name]
@@ -49,7 +49,7 @@ class Means:
         """Return the means and reset them.
 
         Args:
-            reduce_on: device for the sum over all processes, which must have added the same names.
+            reduce_on: device for the sum over all processes. All processes must have added the same names.
         """
         sums, self._sums = self._sums, {}
         if not sums:
@@ -64,7 +64,7 @@ class Means:
 
 
 class System(nn.Module, ABC):
-    """A network with its loss, metrics and optimizer.
+    """Base class of a network with its loss, metrics and optimizer.
 
     Attributes:
         step: number of completed optimizer steps, set by the engine.
@@ -89,16 +89,16 @@ class System(nn.Module, ABC):
         Args:
             name: such as ``"train/accuracy"`` or ``"val/loss"``.
             value: a scalar.
-            weight: usually the number of items that it is the mean of.
+            weight: usually the number of averaged items.
         """
         self.means.add(name, value, weight)
 
     def start(self, data: Any) -> None:
-        """Prepare for training, after parameters are on their device and a checkpoint is loaded."""
+        """Prepare for training. Called after moving parameters to the device and loading a checkpoint."""
 
     @abstractmethod
     def optimizers(self, steps: int) -> tuple[Optimizer, LRScheduler | None]:
-        """Return the optimizer and an optional schedule, which is advanced after every step."""
+        """Return the optimizer and an optional schedule, which is updated after every step."""
 
     @abstractmethod
     def training_step(self, batch: Any) -> Tensor:
@@ -117,7 +117,7 @@ class System(nn.Module, ABC):
 
 
 def two_rates(model: nn.Module, backbone: nn.Module, rate: float, backbone_rate: float) -> list[dict[str, Any]]:
-    """Return parameter groups with learning rates: new layers, then the trainable part of the backbone, if any."""
+    """Return parameter groups with learning rates: new layers, then trainable layers of the backbone, if any."""
     known = {id(p) for p in backbone.parameters()}
     new = [p for p in model.parameters() if id(p) not in known]
     body = [p for p in backbone.parameters() if p.requires_grad]
@@ -125,7 +125,7 @@ def two_rates(model: nn.Module, backbone: nn.Module, rate: float, backbone_rate:
 
 
 class Data(ABC):
-    """Training and validation batches."""
+    """Base class of training and validation data."""
 
     may_choose = True
     """Whether the validation selects the best checkpoint. If not, the last weights are the result."""
@@ -139,5 +139,5 @@ class Data(ABC):
         return None
 
     def on_device(self, batch: Any, device: torch.device, *, training: bool) -> Any:
-        """Return the system's input for a batch: its tensors on ``device``. Override to augment there."""
+        """Move the tensors of a batch to ``device``. Override to augment on the device."""
         return apply_to_collection(batch, Tensor, lambda tensor: tensor.to(device, non_blocking=True))
