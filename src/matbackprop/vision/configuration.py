@@ -57,7 +57,6 @@ else:
 
 
 def _problem(kind: Any, error: ValidationError) -> ConfigurationError:
-    """Convert the first validation error."""
     first = error.errors()[0]
     *parents, last = first["loc"] or ("",)
     where = ".".join(str(part) for part in first["loc"])

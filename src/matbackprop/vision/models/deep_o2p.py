@@ -292,7 +292,6 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         nn.init.zeros_(self.classifier.bias)
 
     def _fully_connected(self, inputs: int) -> nn.Sequential:
-        """Return the two fully connected layers of AlexNet with ReLU and dropout."""
         hidden, dropout = self.config.hidden, self.config.dropout
         one, two = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
         for layer in (one, two):
@@ -328,7 +327,6 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return [*self.poolings().values(), *([] if self.average is None else [self.average])]
 
     def _inputs(self) -> list[tuple[str, Descriptor]]:
-        """Return the descriptors with the names of their maps."""
         return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
     def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:

@@ -159,8 +159,6 @@ def application(page: gr.Blocks) -> FastAPI:
 
 
 class _Events:
-    """Event handlers of the first tab."""
-
     def __init__(self, analyze: Analyze, folder: Path, classify: Classify | None) -> None:
         self.analyze, self.folder, self.classify = analyze, folder, classify
         self.start = Visit([Photograph(path.name, path) for path in sample_photographs(folder / "samples")])

@@ -149,7 +149,6 @@ def _covering(system: Any, data: Any) -> float:
 
 
 def _segment_photographs(path: Path) -> dict[str, int]:
-    """Draw sample photographs with their regions and return the numbers of regions."""
     import skimage.data
 
     segmented = {name: segment(getattr(skimage.data, name)(), device="cpu") for name in _PHOTOGRAPHS}

@@ -494,7 +494,6 @@ def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextMana
 
 @contextmanager
 def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None]:
-    """Set global settings of torch and restore them on exit."""
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.set_float32_matmul_precision(engine.matmul_precision)
@@ -520,7 +519,6 @@ def _run_folder(engine: EngineConfig, name: str) -> RunFolder:
 
 @contextmanager
 def _opened(run: RunFolder, config: Any, engine: EngineConfig) -> Iterator[None]:
-    """Create and lock the run folder, and write the log to it."""
     with warnings.catch_warnings():
         for part in ("isinstance\\(treespec, LeafSpec\\)", "srun", "Grad strides do not match", "be using warmup"):
             warnings.filterwarnings("ignore", message=f".*{part}.*")

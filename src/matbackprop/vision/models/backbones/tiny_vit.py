@@ -17,8 +17,6 @@ NECK = 256
 
 
 class _Convolution(nn.Module):
-    """Convolution with batch normalization."""
-
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.c = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
@@ -42,8 +40,6 @@ class _Inverted(nn.Module):
 
 
 class _Merging(nn.Module):
-    """Downsampling between stages."""
-
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.conv1 = _Convolution(inputs, outputs)
@@ -129,8 +125,6 @@ class _Embedding(nn.Module):
 
 
 class _Norm(nn.Module):
-    """Layer normalization over the channels of a map."""
-
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
