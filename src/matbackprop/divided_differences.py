@@ -148,7 +148,7 @@ def _log_ratio(gap: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    # Expanded at the argument with the larger λ^p, so that only negligible terms leave the range.
+    # Expanded at the argument with the larger λ^p; only negligible terms underflow.
     low, high = torch.minimum(a, b), torch.maximum(a, b)
     end = torch.where(p > 0, high, low)
     gap = (a - b).abs_()
@@ -426,7 +426,7 @@ def _two_pieces(
 
     def second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
         in_a, in_b, in_c = upper(a, p), upper(b, p), upper(c, p)
-        x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))  # the odd one out
+        x = torch.where(in_b == in_c, a, torch.where(in_a == in_c, b, c))  # the argument on the other piece
         y = torch.where(in_b == in_c, b, a)
         z = torch.where((in_b == in_c) | (in_a == in_c), c, b)
         none = ((in_a == in_b) & (in_b == in_c)) | (x == y) | (x == z)

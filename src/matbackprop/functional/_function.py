@@ -64,7 +64,7 @@ def _split(saved: Any) -> tuple[list[Tensor], Any]:
 def _derivative(
     formula: Any, widen: bool, saved: Sequence[Any], given: Sequence[Any], *between: Any
 ) -> tuple[Any, ...]:
-    """Run a formula without autocast, and in float64 if it may be differentiated again, later and under autocast."""
+    """Run a formula without autocast, and in float64 if it may be differentiated again."""
     first = next(v for v in given if v is not None)
     widen = widen and first.dtype in _WIDER and differentiated_again()
     if widen:
@@ -76,13 +76,13 @@ def _derivative(
 
 
 class Operation(Function):
-    """Base of all Functions; see the module."""
+    """Base class of all autograd Functions; see the module docstring."""
 
     generate_vmap_rule = True
     forward_twice: ClassVar[str] = ""
-    """Name for the error if forward mode is nested and ``tangent`` consists of plain operations."""
+    """Operator name in the error for nested forward mode, if ``tangent`` does not support it."""
     widen: ClassVar[bool] = True
-    """Whether derivatives that may be differentiated again run in float64, which a user's function may not support."""
+    """Whether to run derivatives in float64 if they may be differentiated again."""
     adjoint: ClassVar[Callable[..., Any]]
     _with_tangent: ClassVar[type[Function]]
 
@@ -120,7 +120,7 @@ class Operation(Function):
             return
 
         class WithTangent(cls):  # type: ignore[misc,valid-type]
-            """The variant with forward mode, separate because torch.compile rejects a Function that has a jvp."""
+            """Variant with forward mode. It is separate because torch.compile rejects Functions with a jvp."""
 
             @staticmethod
             def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -179,7 +179,7 @@ class _Product(Operation):
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """A @ B of batches of the same shape, with derivatives that ignore autocast, which does not change float64."""
+    """Return A @ B for equal batch shapes, with derivatives that ignore autocast."""
     return apply(_Product, a, b) if a.dtype == torch.float32 else a @ b
 
 
@@ -202,5 +202,5 @@ class _WithDerivatives(Operation):
 
 
 def with_derivatives_of(formula: Tensor, value: Tensor) -> Tensor:
-    """A value with the derivatives of a formula, which is equal to it but less accurate."""
+    """Return ``value`` with the derivatives of ``formula``, an equal but less accurate expression."""
     return apply(_WithDerivatives, formula, value)

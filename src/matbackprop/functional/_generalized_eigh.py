@@ -29,10 +29,10 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
 
 
 def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL: of the pencil of A and LLᵀ or its inverse.
+    """Return ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL if ``inverse``.
 
-    Eigenvalues have errors relative to the largest one. If those of a positive definite A have too wide a range, they
-    are recomputed from its Cholesky factor (`_graded_spectrum`).
+    The error of eigenvalues is relative to the largest. If A is positive definite and the spectrum is too wide, it is
+    recomputed from the Cholesky factor of A (`_graded_spectrum`).
     """
     bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
@@ -82,10 +82,10 @@ def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
 
 
 class Reduced(NamedTuple):
-    """A pencil in the coordinates of its eigenvectors: VᵀAV = Λ and VᵀBV = I, bitwise.
+    """A pencil in the coordinates of its eigenvectors, in which VᵀAV = Λ and VᵀBV = I exactly.
 
-    V is a constant, so that these are linear in A and B, and functions of them and all derivatives do not depend on the
-    condition number of B. For the pencil of A and B⁻¹, VᵀBV = I and WᵀAW = Λ.
+    V is a constant, and these products are linear in A and B. Functions of them and their derivatives do not depend on
+    the condition number of B. For the pencil of A and B⁻¹, VᵀBV = I and WᵀAW = Λ.
     """
 
     a: Tensor  # Λ, as a function of A
@@ -105,7 +105,7 @@ class Reduced(NamedTuple):
         inverse: bool = False,
         dtype: torch.dtype | None = None,
     ) -> Reduced:
-        """The pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` are those of the argument B."""
+        """Reduce the pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` describe the argument B."""
         factor = definite_factor(b.detach(), check_values, name, dtype)
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
@@ -113,7 +113,7 @@ class Reduced(NamedTuple):
 
     @classmethod
     def at(cls, a: Tensor, b: Tensor, values: Tensor, v: Tensor, w: Tensor, inverse: bool = False) -> Reduced:
-        """The same, given λ, V and W as constants."""
+        """Reduce a pencil with known λ, V and W."""
         lower = definite_factor(_moving(torch.ones_like(values), b, v), False, "b")
         return cls(_moving(values, a, w if inverse else v), lower, values, v, w, inverse)
 

@@ -72,8 +72,7 @@ class LabeledImages(NamedTuple):
     def rows(self, rescale: bool = True) -> LabeledRows:
         """Return the rows in the dtype of the computation, ignored ones with weight 0.
 
-        ``rescale`` scales features and weights so that their products do not overflow. If values are not checked,
-        features out of range become NaN instead.
+        ``rescale`` scales features and weights to avoid overflow. Without checks, features out of range become NaN.
         """
         f, mass, labeled, k = self.f, self.weight, self._labeled().to(self.dtype), self.num_labels
         if rescale and not self.checked:
@@ -234,7 +233,7 @@ def labeled_images(
 
 
 def _flat(index: Tensor, k: int) -> Tensor:
-    """Region numbers that are unique in the batch ``(batch · m,)``, for gathers and scatters in two dimensions."""
+    """Return region numbers ``(batch · m,)`` that are unique in the batch."""
     if index.ndim == 1:
         return index
     images = index.shape[:-1].numel()

@@ -44,7 +44,7 @@ class _Solution(NamedTuple):
 
 
 class _Solve(Operation):
-    """A⁻¹b for b ``(*batch, n, r)``. The factors are constants: the adjoint in A is given here and solves with them."""
+    """A⁻¹b for b ``(*batch, n, r)``. The factors of A are constants and are also used by the adjoint."""
 
     forward_twice = "linear_solve"
 
@@ -76,12 +76,11 @@ class _Solve(Operation):
 
 
 def shapes_of(matrices: dict[str, Tensor]) -> str:
-    """Names and shapes, for messages."""
     return " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
 
 
 def broadcast_batches(matrices: dict[str, Tensor]) -> torch.Size:
-    """The common batch shape of matrices ``(*batch, m, n)``."""
+    """Return the common batch shape of matrices ``(*batch, m, n)``."""
     try:
         return torch.broadcast_shapes(*(a.shape[:-2] for a in matrices.values()))
     except RuntimeError as error:
@@ -91,7 +90,7 @@ def broadcast_batches(matrices: dict[str, Tensor]) -> torch.Size:
 
 
 def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Broadcast A (*batch, m, n) and b; b is a batch of vectors if it is one vector or has the shape (*batch, m)."""
+    """Broadcast A and b, and return whether b is a vector ``(m,)`` or a batch of vectors ``(*batch, m)``."""
     vector = b.ndim == 1 or b.shape == a.shape[:-1]
     columns = b.unsqueeze(-1) if vector else b
     if columns.ndim < 2 or columns.shape[-2] != a.shape[-2]:
@@ -114,7 +113,7 @@ def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tens
 
 
 def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """L with B = LLᵀ, see `_usable`; a squared pivot within `zero_tolerance` of its diagonal entry counts as zero.
+    """Return L with B = LLᵀ. A squared pivot within `zero_tolerance` of its diagonal entry counts as zero.
 
     ``dtype`` is that of the data, if not that of B.
     """
@@ -127,7 +126,7 @@ def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype
 
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
-    """LU factors and pivots; a pivot within `zero_tolerance` of the largest entry of its column counts as zero."""
+    """Return LU factors and pivots. Pivots within `zero_tolerance` of the largest entry of a column count as zero."""
     with without_magma(a):
         factor, pivots, info = torch.linalg.lu_factor_ex(a)
     if a.shape[-1] == 0:
@@ -223,7 +222,7 @@ class _System(NamedTuple):
         """
         tolerance = self.tolerance
         peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
-        unit = torch.where(peak == 0, 1, peak)  # so that ‖b‖² neither overflows nor underflows
+        unit = torch.where(peak == 0, 1, peak)  # prevents overflow and underflow of ‖b‖²
         r = b / unit
         scale = _dot(r, r)
         # Without a tolerance a residual far below rounding counts as none, before its square underflows.
@@ -278,7 +277,7 @@ def pull_back(
     matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], needed: Sequence[bool], g: Tensor
 ) -> list[Tensor | None]:
     """The gradients of ⟨G, A(θ)x⟩ in the parameters that need one."""
-    indices = [i for i, wants in enumerate(needed) if wants]
+    indices = [i for i, need in enumerate(needed) if need]
     out: list[Tensor | None] = [None] * len(params)
     if indices:
         _, pull = _products_of(matvec, x, params, indices)
@@ -337,7 +336,6 @@ class _ConjugateGradients(Operation):
 
 
 def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
-    """Check the stopping criteria of conjugate gradients."""
     if tolerance is not None and not 0 < tolerance < 1:
         raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
     if max_iterations is not None and max_iterations < 0:

@@ -56,10 +56,10 @@ def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -
 
 
 def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegative") -> Tensor:
-    """Set eigenvalues of matrices of a dtype to zero that are rounding errors of the largest.
+    """Set eigenvalues to zero that are within rounding error of the largest; ``dtype`` is that of the data.
 
-    If g is defined at zero, a positive eigenvalue is kept unless it is a rounding error of the decomposition, and a
-    negative one may be a rounding error of the data.
+    For the domain ``"nonnegative"``, positive eigenvalues are compared with the rounding error of the decomposition and
+    negative ones with that of the data.
     """
     if lam.numel() == 0 or domain == "real":
         return lam
@@ -154,7 +154,7 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
     ready = prepare(a.detach(), "a", check, None, sizes=None, symmetric=True)
 
     def general(x: Tensor) -> Tensor:
-        """The same in torch operations; half precision arrives as float32."""
+        """Fallback in torch operations. Half precision arrives as float32."""
         return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
 
     tolerance = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
@@ -243,7 +243,7 @@ def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: Spect
 
 
 def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: torch.dtype) -> SpectralFunction:
-    """The function with derivatives that raise if they are infinite or overflow."""
+    """Return the function with derivatives that raise if they are infinite or overflow."""
     if function.builtin and function.domain == "nonnegative" and lam.numel():
         small = lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]
         zero = torch.zeros_like(lam[..., 0])

@@ -150,7 +150,7 @@ class Alignment(NamedTuple):
 
 
 def _axes(values: Tensor, vectors: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """Eigenvectors of a Gram matrix over the roots of eigenvalues, zero below a tolerance, and which are above it."""
+    """Return eigenvectors divided by the roots of eigenvalues, zero below a tolerance, and which are nonzero."""
     kept = (values > tol * values.amax(-1, keepdim=True)) & (values > 0)
     return vectors * inverse_or_zero(values * kept).sqrt().unsqueeze(-2), kept
 
@@ -182,7 +182,7 @@ def align(rows: LabeledRows, tol: float, weights: Tensor | None = None) -> Align
 
 
 def _span_of_affinity(f: Tensor, a: Tensor, lam: Tensor, tol: float) -> Tensor:
-    """FΠΛΠ with Π the projector on the rows of diag(a)^½ F: it has the span of FΛFᵀ, also if Λ or F is singular."""
+    """Return FΠΛΠ with Π the projector on the rows of diag(a)^½ F. It has the span of FΛFᵀ, also if singular."""
     _, sigma, vh = batched_svd(scaled(a.detach().sqrt(), f.detach()))
     rows = (vh.mT * (sigma > tol**0.5 * sigma[..., :1]).unsqueeze(-2)) @ vh
     return product(f, product(rows, product(lam, rows)))

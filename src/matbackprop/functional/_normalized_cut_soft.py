@@ -43,7 +43,7 @@ def _spreads(gram: Tensor, inverse: Tensor) -> bool:
 
 
 def _along_axes(x: Tensor, axes: Tensor) -> Tensor:
-    """X in the basis of its singular vectors: its columns are nearly orthogonal, so that their Gram matrix is accurate.
+    """Rotate X to its singular vectors; the Gram matrix of the nearly orthogonal columns is accurate.
 
     Columns at the level of rounding are set to zero; their derivatives are kept.
     """
@@ -127,7 +127,6 @@ def _counted(rows: LabeledRows) -> LabeledRows:
 
 
 def check_ridge(ridge: float) -> None:
-    """Raise unless the ridge is finite and above rounding."""
     if not torch.finfo(torch.float64).eps <= ridge < math.inf:
         raise DomainError(
             f"ridge must be finite and at least 2.3e-16, got {ridge}. Use normalized_cut_j2 for the objective "

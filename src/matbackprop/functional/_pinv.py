@@ -58,7 +58,7 @@ class _Saved(NamedTuple):
 
 
 class _PseudoInverse(Operation):
-    """A⁺, given its value and the factors of A. It is an output, so that derivatives of the adjoint include it."""
+    """A⁺, given its value and the factors of A. As an output, it is differentiated in the adjoint."""
 
     forward_twice = "pinv"
 

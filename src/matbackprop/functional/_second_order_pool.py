@@ -97,7 +97,7 @@ class Thin(NamedTuple):
     def _through_slopes(self, g: BoundFunction, k: Tensor) -> Tensor:
         """diag(g[λᵢ, ε])K + (g[λᵢ, λⱼ, ε] ∘ (KYᵀ))Y, the second difference as a quotient over max(sᵢ, sⱼ).
 
-        It cancels if both are far below ε, but is multiplied by √(sᵢsⱼ) in KYᵀ, so that its rounding error is at most
+        It cancels if both are far below ε, but is multiplied by √(sᵢsⱼ) in KYᵀ; its rounding error is at most
         that of the first term. Y and s are scaled by the largest, because s may be too small to divide by.
         """
         slope = self._slope(g)
@@ -147,7 +147,6 @@ class Thin(NamedTuple):
         return v * (self.s > 0).unsqueeze(-1)
 
     def spectrum(self) -> Spectrum:
-        """The spectrum of A."""
         return Spectrum(self.s + self.eps.unsqueeze(-1), self._right_vectors().mH, self.eps)
 
 
@@ -203,8 +202,6 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
 
 
 class _Saved(NamedTuple):
-    """The inputs of pooling and its factors."""
-
     f: Tensor
     w: Tensor | None
     eps: Tensor
@@ -284,7 +281,7 @@ class _Pool(Operation):
 
 
 def _gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of F, w, ε and p that are needed."""
+    """Return the required gradients of F, w, ε and p."""
     f, w, moments, bound = saved.f, saved.w, saved.moments, saved.bound()
     return (
         _root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if needed[0] else None,

@@ -25,7 +25,7 @@ Ties = Literal["raise", "drop", "broaden"]
 
 
 def largest_entry(a: Tensor) -> Tensor:
-    """The largest absolute value of each matrix ``(*batch, 1, 1)``."""
+    """Return the largest absolute value of each matrix ``(*batch, 1, 1)``."""
     size = a.abs()
     return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
 
@@ -43,7 +43,7 @@ def rates_apart(values: Tensor) -> Tensor:
 
 
 def receives_gradient(g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
-    """Which vectors, or their values, receive a gradient that is not zero, (*batch, n)."""
+    """Return which vectors or values ``(*batch, n)`` receive a nonzero gradient."""
     used = (g_vectors != 0).any(-2)
     return used if g_values is None else used | (g_values != 0)
 
@@ -58,7 +58,7 @@ class TiePolicy:
     broadening: float  # η, as a fraction of the largest value: 1/x becomes x/(x² + η²)
     gauge_tolerance: float  # fraction of a gradient that may depend on the choice of tied vectors without a warning
     check: bool | None  # whether ties raise or warn: None on the CPU only, True on every device, False never
-    phase: bool = False  # whether the vectors are complex, so that their phases are also free
+    phase: bool = False  # whether the vectors are complex and have free phases
 
     def tied(self, x: Tensor, scale: Tensor) -> Tensor:
         """Return where a gap x is zero within the tolerance; ``scale`` broadcasts against x."""
@@ -143,7 +143,7 @@ class TiePolicy:
 
 
 def tied_pairs(values: Tensor, policy: TiePolicy, scale: Tensor | None = None) -> Tensor:
-    """Which values i ≠ j coincide, compared with the largest one unless a scale ``(*batch, 1, 1)`` is given."""
+    """Return which values i ≠ j are tied, relative to the largest or to a scale ``(*batch, 1, 1)``."""
     gaps = gaps_of(values)
     pairs = ~torch.eye(gaps.shape[-1], dtype=torch.bool, device=gaps.device)
     return policy.tied(gaps, largest_entry(values.unsqueeze(-1)) if scale is None else scale) & pairs

@@ -284,7 +284,7 @@ class _Gaps(NamedTuple):
         return self.policy.invert(gaps_of(lam), self.scale)
 
     def _tied_with_others(self, lam: Tensor) -> Tensor:
-        """Which of the k coincide with another one, as a row ``(*batch, 1, k)``."""
+        """Return which of the k values are tied with others, ``(*batch, 1, k)``."""
         return self.policy.tied(lam.unsqueeze(-2) - self.others.unsqueeze(-1), self.scale).any(-2, keepdim=True)
 
     def _enforce(self, lam: Tensor, out: Tensor, visible: Tensor, behind: Tensor) -> Tensor:
@@ -292,7 +292,7 @@ class _Gaps(NamedTuple):
 
 
 class _NoGaps(NamedTuple):
-    """In place of `_Gaps`, for losses of the subspace: V does not vary inside its span."""
+    """Replacement of `_Gaps` for losses of the subspace, where V does not vary inside its span."""
 
     check_values: bool
 
@@ -379,7 +379,7 @@ class _OutsideSolution(NamedTuple):
 
 
 class _OutsideSolve(Operation):
-    """`_DensePairs.solve`, differentiated as an equation, so that ties among the other eigenvalues do not matter."""
+    """`_DensePairs.solve` with implicit derivatives, which do not depend on ties among the other eigenvalues."""
 
     @staticmethod
     def forward(

@@ -40,7 +40,7 @@ def check_method(method: Method, eps: float) -> None:
 
 
 def normalized_weights(x: Tensor, weight: Tensor | None) -> Tensor:
-    """Weights of the rows ``(*batch, m)`` that sum to 1."""
+    """Return row weights ``(*batch, m)`` that sum to 1."""
     if weight is None:
         return torch.full_like(x[..., 0].real, 1 / max(x.shape[-2], 1))
     weight = weight.to(real_dtype(x.dtype))
@@ -179,7 +179,7 @@ def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
 
 def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, covariance: Tensor | None) -> None:
     if (mean is None) != (covariance is None):
-        raise ShapeError("Pass both mean and covariance, or neither to use those of the samples.")
+        raise ShapeError("Only one statistic is given. Pass both mean and covariance, or neither.")
     if mean is None or covariance is None:
         return
     if weight is not None:

@@ -86,7 +86,7 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
 
     @torch.no_grad()
     def _update(self, rows: Tensor) -> None:
-        """Update the running statistics by those of rows ``(groups, m, C/groups)``."""
+        """Update the running statistics with rows ``(groups, m, C/groups)``."""
         assert self.running_mean is not None and self.running_covariance is not None
         assert self.num_batches_tracked is not None
         m = rows.shape[-2]

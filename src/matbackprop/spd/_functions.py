@@ -34,12 +34,12 @@ _WIDE = "The units of the two matrices differ by too many decades, or"
 class DefiniteMatrices(NamedTuple):
     """Checked arguments.
 
-    Args:
-        matrices: in the dtype of the computation, bitwise symmetric, of one shape; the identity for undefined matrices.
-        definite: which of the batch are positive definite; the others are undefined unless semidefinite are allowed.
-        mark: one factor per matrix of the batch, 1, or NaN if one of the matrices is undefined.
+    Attributes:
+        matrices: exactly symmetric matrices of one shape in the compute dtype; the identity replaces invalid ones.
+        definite: whether all matrices of a batch element are positive definite.
+        mark: 1 for each batch element, or NaN if one of its matrices is invalid.
         check_values: whether values are checked.
-        dtype: of the results, that of the first matrix, complex if any is.
+        dtype: dtype of the results: that of the first matrix, complex if any is.
     """
 
     matrices: list[Tensor]
@@ -104,7 +104,10 @@ def prepare_definite(
 
 
 def _exceed(x: Tensor, tolerance: float) -> Tensor:
-    """Whether eigenvalues exceed a tolerance after scaling to a unit diagonal; rows of zeros exceed a negative one."""
+    """Return whether all eigenvalues exceed a tolerance after scaling to a unit diagonal.
+
+    Rows of zeros exceed a negative tolerance.
+    """
     shift = tolerance * x.diagonal(dim1=-2, dim2=-1)
     if tolerance < 0:
         shift = torch.where((x == 0).all(-1), -1, shift)
@@ -176,7 +179,7 @@ def distance(
             eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
             regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
             tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
-            # Each branch gets the identity for matrices of the other: NaN second derivatives pass through 0 · NaN.
+            # Each branch receives the identity for matrices of the other, because 0 · NaN would propagate.
             other = squared_bures_distance(torch.where(singular, x, eye), torch.where(singular, y, eye), tolerance)
             out = torch.where(given.definite, regular, other)
         else:

@@ -62,12 +62,12 @@ class _Mean:
 
 
 class _AffineMean(_Mean):
-    """K = log(L⁻¹AL⁻ᵀ), and no constant."""
+    """K = log(L⁻¹AL⁻ᵀ); the constant is zero."""
 
     inverse, function = False, "log"
 
     def step(self, frame: _Frame, weight: Tensor) -> Tensor:
-        """A gradient step of the best length for these spectra (Bini and Iannazzo)."""
+        """Take a gradient step of optimal length for these spectra (Bini and Iannazzo)."""
         spread = frame.values[..., -1] / frame.values[..., 0]
         bend = torch.where(spread > 1 + 1e-6, 0.5 * spread.log() * (spread + 1) / (spread - 1).clamp_min(1e-6), 1)
         length = 2 / (1 + (weight * bend).sum(-1))
@@ -81,7 +81,7 @@ class _AffineMean(_Mean):
 
 
 class _BuresMean(_Mean):
-    """K = (LᵀAL)^½, so that L⁻ᵀKL⁻¹ is the transport T with TMT = A; the constant is I."""
+    """K = (LᵀAL)^½; L⁻ᵀKL⁻¹ is the transport T with TMT = A, and the constant is I."""
 
     inverse, function = True, "sqrt"
 

@@ -27,7 +27,7 @@ Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
 def of_matrix(a: Tensor, function: str) -> Tensor:
-    """Apply a named function to definite matrices in any units, in their precision."""
+    """Apply a named function to definite matrices in their precision."""
     known = batched_eigh(a.detach())
     return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
 
@@ -77,10 +77,10 @@ class _AffineInvariant:
 
 
 class _LogEuclidean:
-    """Logarithms are those of matrices over a common unit, to which the metric is invariant."""
+    """Matrices are divided by a common unit before the logarithm; the metric is invariant to it."""
 
     def _logs(self, a: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """A power of two of the size of A, and the logarithms of matrices over it."""
+        """Return a power of two near the size of A, and the logarithms of the matrices divided by it."""
         size = a.detach().abs().sum((-2, -1), keepdim=True)
         unit = torch.where(size > 0, size, 1).log2().round().exp2()
         return unit, *(of_matrix(x / unit, "log") for x in (a, *others))
@@ -145,6 +145,5 @@ _METRICS: dict[Metric, Geometry] = {
 
 
 def geometry(metric: Metric) -> Geometry:
-    """Return the metric with this name."""
     check_option(metric, get_args(Metric), "metric")
     return _METRICS[metric]
