@@ -120,7 +120,7 @@ def test_patterns_do_not_follow_circular_links(tmp_path):
     assert find_pictures([tmp_path / "**" / "*.png"]) == [tmp_path / "a" / "x.png", tmp_path / "x.png"]
     assert find_pictures([tmp_path / "a" / "**"]) == [tmp_path / "a" / "x.png"]
     assert find_pictures([tmp_path / "a" / ".hidden" / "*.png"]) == [inner / "x.png"]
-    with pytest.raises(DataError, match="Nothing matches"):
+    with pytest.raises(DataError, match="No file matches"):
         find_pictures([tmp_path / "*.tif"])
 
 

@@ -88,7 +88,7 @@ def test_no_readable_picture_exits_with_2_and_writes_nothing(tmp_path):
 def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, capsys):
     with pytest.raises(DataError, match="No picture"):
         main(Config(()))
-    with pytest.raises(DataError, match="Nothing matches"):
+    with pytest.raises(DataError, match="No file matches"):
         main(Config((tmp_path / "*.gif",)))
     with pytest.raises(ConfigurationError, match="--k must be at least 1, got 0"):
         main(Config((picture,), out=tmp_path / "out", k=0))

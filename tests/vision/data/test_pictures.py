@@ -202,7 +202,7 @@ def test_folders_and_patterns_expand_to_their_pictures(tmp_path):
     names = [p.relative_to(tmp_path).as_posix() for p in find_pictures([tmp_path, tmp_path / "**" / "*.png"])]
     assert names == ["a.png", "b.JPG", "a.png", "deep/c.png"]
     assert find_pictures(["not_there.png"]) == [Path("not_there.png")]
-    with pytest.raises(DataError, match="Nothing matches"):
+    with pytest.raises(DataError, match="No file matches"):
         find_pictures([tmp_path / "*.gif"])
     (tmp_path / "none").mkdir()
     with pytest.raises(DataError, match="contains no picture"):

@@ -100,7 +100,7 @@ def test_regions_that_cannot_be_classified_are_reported(model):
     ("text", "message"),
     [
         ('{"class": "DeepNCuts", "arguments": {}}', "cannot classify regions"),
-        ('{"model": {"variant": "paper"}}', "does not describe a saved model"),
+        ('{"model": {"variant": "paper"}}', "is not the configuration of a saved model"),
     ],
 )
 def test_a_folder_with_another_model_is_rejected(tmp_path, text, message):

@@ -314,5 +314,5 @@ def test_weights_in_eight_bits_are_accurate_to_half_a_step(tmp_path):
     assert (off <= largest / 254 * 1.001).all()
     assert not again["rows.weight"].any() and again["steps"] == 7
     save_file(small | {"conv.weight.scale": torch.ones(3)}, tmp_path / "damaged.safetensors")
-    with pytest.raises(WeightsError, match=r"conv\.weight\.scale does not fit the weights"):
+    with pytest.raises(WeightsError, match=r"conv\.weight\.scale does not match the weights"):
         read_weights(tmp_path / "damaged.safetensors")

@@ -124,7 +124,9 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
                 raise DataError(f"{path} contains no video stream. Pass a video file.")
             for number, frame in enumerate(file.decode(file.streams.video[0])):
                 if frame.width * frame.height > MAX_PIXELS:  # may change between frames
-                    raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels.")
+                    raise DataError(
+                        f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels. Reduce the video."
+                    )
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:
@@ -278,7 +280,7 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
         elif glob.has_magic(str(source)) and not source.exists():
             matches = _match(source)
             if not matches:
-                raise DataError(f"Nothing matches {source}.")
+                raise DataError(f"No file matches {source}. Check the pattern.")
             paths += matches
         else:
             paths.append(source)

@@ -21,7 +21,7 @@ Zoom = Annotated[float, Field(ge=1, le=4)]
 
 @configuration
 class RegionModelConfig:
-    """The network (matbackprop.vision.models.deep_o2p.RegionClassifier)."""
+    """Network matbackprop.vision.models.deep_o2p.RegionClassifier."""
 
     head: Head = "o2p_fc"
     """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order."""
@@ -84,7 +84,7 @@ class RegionModelConfig:
 
 @configuration
 class NCutsModelConfig:
-    """The network (matbackprop.vision.models.deep_ncuts.DeepNCuts)."""
+    """Network matbackprop.vision.models.deep_ncuts.DeepNCuts."""
 
     variant: Variant = "vgg16-relu5"
     """Model of the paper. It sets the defaults of backbone, feature map and sizes."""
@@ -104,7 +104,7 @@ class NCutsModelConfig:
     channels: Width = 20
     """Number d of output channels, which bounds the rank of W."""
     zoom: Zoom = 1.0
-    """The backbone's input is the image enlarged by this factor, 1 to 4."""
+    """Factor by which the input of the backbone is enlarged, 1 to 4."""
     dropout: Fraction = 0.25
     """Dropout before the last layer."""
     affinity: Affinity = "identity"
@@ -132,7 +132,7 @@ class NCutsModelConfig:
 
 @configuration
 class ContourModelConfig:
-    """The network (matbackprop.vision.models.contours.ContourNet)."""
+    """Network matbackprop.vision.models.contours.ContourNet."""
 
     backbone: str = "tiny-vit"
     """alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class."""
@@ -141,7 +141,7 @@ class ContourModelConfig:
     weights: str = "imagenet"
     """Starting weights: imagenet, none or a safetensors file for the backbone; or a saved model (see --from)."""
     zoom: Annotated[float, Field(ge=0.5, le=4)] = 1.5
-    """The backbone's input is the image enlarged by this factor, 0.5 to 4."""
+    """Factor by which the input of the backbone is enlarged, 0.5 to 4."""
     width: Width = 48
     """Channels of the fused maps."""
     stem: Width = 24

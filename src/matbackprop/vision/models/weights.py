@@ -61,11 +61,11 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         state = load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(f"{path} is damaged: {shorten(str(error), 200)}.") from error
+        raise WeightsError(f"{path} is damaged: {shorten(str(error), 200)}. Restore or download the file.") from error
     for name in [k for k in state if k.endswith(_SCALE) and k.removesuffix(_SCALE) in state]:
         scale, value = state.pop(name), state[name.removesuffix(_SCALE)]
         if value.dtype != torch.int8 or scale.shape != value.shape[:1]:
-            raise WeightsError(f"{path} is damaged: {name} does not fit the weights that it scales.")
+            raise WeightsError(f"{path} is damaged: {name} does not match the weights that it scales.")
         state[name.removesuffix(_SCALE)] = value.float() * scale.float().view(-1, *[1] * (value.ndim - 1))
     return {k: v.float() if v.dtype in (torch.float16, torch.bfloat16) else v for k, v in state.items()}
 
@@ -109,7 +109,7 @@ def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: st
     state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
-        raise WeightsError(f"The weights of {origin} are not finite: {', '.join(bad[:4])}.")
+        raise WeightsError(f"The weights of {origin} are not finite: {', '.join(bad[:4])}. Use another file.")
     module.load_state_dict(state)
 
 
@@ -264,7 +264,9 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
         raise WeightsError(f"{folder} contains no saved model: {CONFIG} is missing. Choose another folder.")
     config = read_json(path, error=WeightsError)
     if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
-        raise WeightsError(f"{path} does not describe a saved model: an object with 'class' and 'arguments' is needed.")
+        raise WeightsError(
+            f"{path} is not the configuration of a saved model. It must be an object with 'class' and 'arguments'."
+        )
     return config
 
 

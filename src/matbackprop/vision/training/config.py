@@ -159,9 +159,9 @@ class DatasetConfig:
     """Location of a data set."""
 
     root: Path | None = None
-    """Folder of the data, in the COCO layout for o2p and the BSDS500 layout otherwise. Default: $MATBACKPROP_DATA."""
+    """Folder in the layout of COCO (o2p) or BSDS500. Default: the folder coco or BSDS500 in $MATBACKPROP_DATA."""
     generate: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Number of training images to generate (colored and textured shapes). Ignored if ``root`` is set."""
+    """Number of training images to generate (colored and textured shapes). Ignored if --data.root is set."""
     cache: Path | None = None
     """Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
     layout: ClassVar[Literal["coco", "BSDS500"]] = "BSDS500"
