@@ -60,4 +60,4 @@ def test_a_configuration_of_no_recipe_is_rejected(tmp_path, capsys):
     (tmp_path / "config.json").write_text('{"strange": 1}')
     assert call("evaluate", "run", str(tmp_path)) == 2
     err = capsys.readouterr().err
-    assert "fits no recipe" in err and "Unknown field 'strange'" in err
+    assert "does not match any recipe" in err and "Unknown field 'strange'" in err

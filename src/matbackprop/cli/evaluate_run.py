@@ -38,7 +38,7 @@ def recipe_of(run: RunFolder) -> Recipe:
             return recipe
         except ConfigurationError as error:
             problems.append(f"{recipe.name}: {error}")
-    raise ConfigurationError(f"The configuration of {run.path} fits no recipe. {' '.join(problems)}")
+    raise ConfigurationError(f"The configuration of {run.path} does not match any recipe. {' '.join(problems)}")
 
 
 def rebuild(run: RunFolder, file: Path | None = None) -> tuple[Any, Any, Any]:

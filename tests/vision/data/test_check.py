@@ -113,7 +113,7 @@ def test_coco_images(coco):
     problems = {p.path.name: p.reason for p in check_dataset(coco).problems}
     assert problems[one.name] == "is missing"
     assert "cannot be decoded" in problems[two.name]
-    assert problems[three.name].startswith("has 20×10 pixels, the annotations say 96×128")
+    assert problems[three.name].startswith("has 20×10 pixels, but the annotations specify 96×128")
 
 
 def test_coco_categories_of_the_splits(coco):

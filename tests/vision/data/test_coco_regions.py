@@ -152,7 +152,7 @@ def test_an_incomplete_cache_is_not_used_if_images_are_required(coco, tmp_path):
 def test_an_image_of_another_size_than_the_annotations_say_is_reported(coco, tmp_path):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, the annotations say 40×60"):
+    with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, but the annotations specify 40×60"):
         cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
     assert not list((tmp_path / "cache").glob("regions-*"))  # no half-written file
 

@@ -31,7 +31,7 @@ CASES = {
     ),
     "weights of another network": (
         ["train", "o2p", *TRAIN, "--model.weights", "TMP/segmenter/model.safetensors"],
-        "belong to another architecture than AlexNet",
+        "do not match AlexNet",
     ),
     "damaged weights": (
         ["train", "o2p", *TRAIN, "--model.weights", "TMP/damaged/model.safetensors"],
@@ -41,7 +41,7 @@ CASES = {
     "damaged classifier to export": (["export", "TMP/damaged", "--out", "OUT/a.onnx"], "model.safetensors is damaged"),
     "other shapes than the configuration": (
         ["classify", "TMP/photo.png", "--model", "TMP/other"],
-        "belong to another architecture than RegionClassifier",
+        "do not match RegionClassifier",
     ),
     "a segmenter that should name": (["classify", "TMP/photo.png", "--model", "TMP/segmenter"], "cannot classify"),
     "a classifier that should segment": (
@@ -106,7 +106,7 @@ def test_invalid_numbers_are_rejected_with_their_file(name, field, value, folder
     config = json.loads(path.read_text())
     config["arguments"][field] = value
     path.write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match=rf"config\.json does not fit .*{field}"):
+    with pytest.raises(WeightsError, match=rf"config\.json does not match .*{field}"):
         load_model(tmp_path / name)
 
 

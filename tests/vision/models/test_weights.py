@@ -238,7 +238,7 @@ def test_wrong_saved_models(tmp_path):
         Small.from_pretrained(tmp_path / "m")
     config["arguments"]["depth"] = 4
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="does not fit Small"):
+    with pytest.raises(WeightsError, match="does not match Small"):
         Small.from_pretrained(tmp_path / "m")
     (tmp_path / "m" / "config.json").write_text("{")
     with pytest.raises(WeightsError, match="damaged"):

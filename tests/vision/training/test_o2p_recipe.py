@@ -192,7 +192,7 @@ def test_missing_data_name_the_options(monkeypatch, tmp_path):
 
 def test_weights_of_another_network_are_rejected(config, tmp_path):
     save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
-    with pytest.raises(WeightsError, match="another architecture"):
+    with pytest.raises(WeightsError, match="do not match"):
         build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))
 
 

@@ -123,7 +123,7 @@ def check_coco(root: Path) -> CheckResult:
             result.problems.append(Problem(file, "has no usable region"))
         for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
             if left_out[kind]:
-                result.notes.append(f"{file.name}: {left_out[kind]} {plural}, which training leaves out")
+                result.notes.append(f"{file.name}: {left_out[kind]} {plural} (skipped in training)")
         if index.unused:
             names = ", ".join(shorten(name) for name in index.unused[:8])
             result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")

@@ -256,12 +256,12 @@ def read_regions(
     if missing_images == "raise" and bad:
         raise DataError(
             f"{annotations}: {len(bad)} images cannot be used, the first: {first_problems(bad)}. Complete {images}, or "
-            "pass missing_images='skip' to leave their regions out."
+            "pass missing_images='skip' to skip their regions."
         )
     kept = [one for one in index.images if one.regions]
     if not kept:
         why = f" ({first_problems(index.problems, 2)})" if index.problems else ""
-        raise DataError(f"{annotations} has no usable region; left out: {index.skipped or 'nothing'}{why}.")
+        raise DataError(f"{annotations} has no usable region. Skipped: {index.skipped or 'none'}{why}.")
     return replace(index, images=kept)
 
 
@@ -289,7 +289,9 @@ def open_regions(
         reason = str(error).removeprefix(f"{entry.path} ").rstrip(".")
         return None, [], [Problem(entry.path, f"cannot be decoded: {reason}", "unreadable image")]
     if pixels.shape[:2] != (entry.height, entry.width):
-        size = f"has {pixels.shape[0]}×{pixels.shape[1]} pixels, the annotations say {entry.height}×{entry.width}"
+        size = (
+            f"has {pixels.shape[0]}×{pixels.shape[1]} pixels, but the annotations specify {entry.height}×{entry.width}"
+        )
         return None, [], [Problem(entry.path, size, "unreadable image")]
     usable, problems = [], []
     for position, region in enumerate(entry.regions):

@@ -212,12 +212,12 @@ def _write_regions(
         os.fsync(pixels.fileno())
     table = np.concatenate(tables)
     if not len(table):
-        raise DataError(f"{file} has no usable region. Left out: {dict(skipped)} ({first_problems(problems, 2)}).")
+        raise DataError(f"{file} has no usable region. Skipped: {dict(skipped)} ({first_problems(problems, 2)}).")
     np.save(folder / "table.npy", table)
     meta = {"side": side, "categories": index.categories, "skipped": skipped}
     (folder / "meta.json").write_text(json.dumps(meta))
     if problems:
-        _log.warning("%d problems of %s, left out: %s", len(problems), file, first_problems(problems, 3))
+        _log.warning("Skipped %d invalid entries of %s: %s", len(problems), file, first_problems(problems, 3))
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:

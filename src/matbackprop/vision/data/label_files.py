@@ -295,7 +295,7 @@ def _read_npz(path: Path) -> list[NDArray[np.integer]]:
         if sum(member.file_size for member in archive.infolist()) > MAX_BYTES:
             raise ValueError(f"it decompresses to more than {MAX_BYTES >> 20} MB")
     with np.load(data, allow_pickle=False) as content:
-        # Files of `matbackprop segment` hold more than label maps.
+        # Files of `matbackprop segment` also contain other arrays.
         names = ["labels"] if {"labels", "ks"} <= set(content.files) else sorted(content.files, key=_natural)
         return _labels([labels for name in names for labels in _stack(content[name])], path)
 

@@ -94,9 +94,7 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
         if names
     ]
     if texts:
-        raise WeightsError(
-            f"The weights of {origin} belong to another architecture than {type(module).__name__}: {'; '.join(texts)}."
-        )
+        raise WeightsError(f"The weights of {origin} do not match {type(module).__name__}: {'; '.join(texts)}.")
     return state
 
 
@@ -226,7 +224,7 @@ class PretrainedMixin:
             raise WeightsError(f"{error} Check its {CONFIG}.") from error
         except Exception as error:  # constructors raise many exception types
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-            raise WeightsError(f"{folder / CONFIG} does not fit {cls.__name__}: {reason[:500]}") from error
+            raise WeightsError(f"{folder / CONFIG} does not match {cls.__name__}: {reason[:500]}") from error
         assert isinstance(model, nn.Module)
         load_weights_into(model, state, str(folder / WEIGHTS))
         return model.eval()

@@ -139,7 +139,7 @@ class NCutsData(Data):
         stride = backbone.info(tap).stride / config.model.zoom
         if not stride.is_integer():
             raise ConfigurationError(
-                f"Map {tap} has cells of {stride:g} pixels, not of whole ones. Change model.taps or model.zoom."
+                f"Map {tap} has cells of {stride:g} pixels, which is not an integer. Change model.taps or model.zoom."
             )
         images = open_images(self.config, "train", int(stride))
         self.training, self.validation = split_images(images, self.config)
