@@ -351,6 +351,9 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``, positive definite.
 
+    Raises:
+        DomainError: the result overflows. For other errors see `matrix_function`.
+
     Gradient:
         Γᵢⱼ = e^max(λᵢ, λⱼ) (1 − e^−|λᵢ−λⱼ|)/|λᵢ−λⱼ|; first and second order, exact at repeated eigenvalues.
 

@@ -157,8 +157,9 @@ def normalized_cut_soft(
 
     Args:
         f: features ``(*batch, m, d)``, or ``(total, d)`` with ``offsets``, of any sign and scale.
-        labels, weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
+        labels: as in :func:`normalized_cut_j1`.
         ridge: λ ≥ 2.3e-16; values from 0.3 to 1 give similar results.
+        weight, offsets, num_labels: as in :func:`normalized_cut_j1`.
         check, precision: as in `matrix_function`.
 
     Returns:

@@ -36,8 +36,8 @@ def spectral_embedding(
     Args:
         f: features ``(*batch, m, d)`` with nonnegative degrees FFᵀ1. Rows of degree zero are zero in U.
         k: number of eigenpairs, at most min(m, d).
-        weight: multiplicity of each row ``(*batch, m)``; 0 ignores the row. The eigenvectors are those of the problem
-            with repeated rows, with one row of U for all repetitions: Uᵀ diag(weight) U = I.
+        weight: multiplicity of each row ``(*batch, m)``; 0 ignores the row. U has one row for all repetitions of a row,
+            and Uᵀ diag(weight) U = I.
         rank_tol: relative rank tolerance of F, or the dtype of its precision, as in `projector`. Eigenvalues below it,
             and their eigenvectors, are returned as zero.
         ties: treatment of equal eigenvalues in the gradient of eigenvectors, as in :func:`~matbackprop.eigh`.
