@@ -123,7 +123,7 @@ def test_bad_input():
         mb.lstsq(torch.ones(3, 2), torch.ones(2))
     with pytest.raises(DtypeError, match="both be real or both complex"):
         mb.lstsq(torch.ones(3, 2), torch.ones(3, dtype=torch.complex64))
-    with pytest.raises(NonFiniteError, match="1 of .* entries of b"):
+    with pytest.raises(NonFiniteError, match=r"1 of .* entries of b"):
         mb.lstsq(torch.ones(2, 2), torch.tensor([1.0, torch.nan]))
     large = 1e200 * torch.eye(2, dtype=torch.float64)
     with pytest.raises(DomainError, match="largest entry"):
