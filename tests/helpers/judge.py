@@ -32,7 +32,7 @@ DIGITS = {"value": 1e-12, "gradient": 1e-10, "tangent": 1e-10, "second": 1e-8}
 DETERMINED = 0.03
 """An answer is determined if its tolerance is at most this fraction of it: 10 % are noticed."""
 _FIX = re.compile(
-    r"\b(add|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark|end)\b",
+    r"\b(add|check|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark|end)\b",
     re.I,
 )
 
