@@ -6,6 +6,7 @@ import torch
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.contours import _PIXELS, ContourNet, _Grid, _resample
+from matbackprop.vision.training.config import CONTOURS_PRESETS
 
 SMALL = ContourModelConfig("alexnet", ("relu1", "relu2", "relu5"), "none", zoom=1.0, width=12, stem=6)
 
@@ -24,6 +25,19 @@ def test_a_network_trains_on_every_level(backbone):
     net = ContourNet(backbone=backbone, taps=taps, width=12, stem=6)
     sum(one.mean() for one in net(torch.rand(1, 3, 32, 48))).backward()
     assert all(p.grad is not None for name, p in net.named_parameters() if "side" in name or "fuse" in name)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "tiny-vit", "efficientnet-lite2"])
+def test_the_networks_of_the_presets_are_valid(preset):
+    net = ContourNet(CONTOURS_PRESETS[preset].model).eval()
+    with torch.no_grad():
+        assert net.contours(torch.rand(1, 3, 32, 48)).shape == (1, 32, 48)
+
+
+@pytest.mark.parametrize("width", [1, 5, 6, 7, 12, 20, 32, 48, 64])
+def test_any_width(width):
+    groups = ContourNet(SMALL, width=width).smooth[0][1].num_groups
+    assert width % groups == 0 and (groups == 1 or width // groups >= 6)
 
 
 def test_resampling_uses_the_centers_of_cells():

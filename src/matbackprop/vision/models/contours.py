@@ -50,7 +50,8 @@ def _resample(x: Tensor, source: _Grid, target: _Grid, size: tuple[int, int]) ->
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Sequential:
-    norm = nn.GroupNorm(max(1, outputs // 6), outputs)
+    groups = max((n for n in range(1, outputs // 6 + 1) if outputs % n == 0), default=1)  # of six channels or more
+    norm = nn.GroupNorm(groups, outputs)
     return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), norm, nn.ReLU(inplace=True))
 
 
