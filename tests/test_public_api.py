@@ -83,6 +83,8 @@ def test_options_are_keyword_only(name):
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     assert 1 <= len(positional) <= 4, positional
+    common = [p for p in inspect.signature(function).parameters if p in ("check", "precision")]
+    assert common == sorted(common), "check comes before precision"
     for word in ("Args:", "Returns:", ">>>"):
         assert word in function.__doc__, f"{name} has no {word}"
 

@@ -20,7 +20,7 @@ def check_lambda(lam: Tensor, d: int) -> None:
 
 
 def affinity(
-    f: Tensor, lam: Tensor | None = None, *, precision: torch.dtype | None = None, check: bool | None = None
+    f: Tensor, lam: Tensor | None = None, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
     r"""Affinity between all pairs of rows, :math:`W = F\Lambda F^\top`.
 
@@ -100,8 +100,8 @@ def normalized_affinity(
     labels: Tensor | None = None,
     *,
     num_labels: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Normalized affinity M and, if labels are given, its target Ω.
 
@@ -158,8 +158,8 @@ def normalized_cut_value(
     labels: Tensor,
     *,
     num_labels: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Normalized cut of a segmentation, :math:`C(W,E) = \operatorname{tr}(E^\top(D-W)E(E^\top DE)^{-1})`.
 

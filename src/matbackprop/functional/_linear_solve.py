@@ -142,8 +142,8 @@ def linear_solve(
     b: Tensor,
     *,
     symmetric: bool = False,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Solution of :math:`Ax = b`, by LU, or by Cholesky for a symmetric positive definite A.
 
@@ -350,8 +350,8 @@ def conjugate_gradient_solve(
     preconditioner: Tensor | None = None,
     tolerance: float | None = 1e-10,
     max_iterations: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A given by its matrix-vector product.
 
@@ -365,9 +365,9 @@ def conjugate_gradient_solve(
         tolerance: relative residual at which to stop. The test synchronizes with the device once per iteration. None
             runs exactly ``max_iterations`` steps without synchronization.
         max_iterations: maximum number of iterations; 10 n by default.
+        check: whether to check ``b`` for NaN and Inf, as in `matrix_function`.
         precision: compute dtype, float64 by default. Casts ``b``, ``preconditioner`` and floating-point ``params``;
             tensors captured by ``matvec`` must already have this dtype.
-        check: whether to check ``b`` for NaN and Inf, as in `matrix_function`.
 
     Returns:
         x ``(*batch, n)`` in the dtype of ``b``.
@@ -447,8 +447,8 @@ def gaussian_crf(
     features: Tensor | None = None,
     tolerance: float = 1e-10,
     max_iterations: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Mode of a Gaussian conditional random field.
 

@@ -212,8 +212,8 @@ def normalized_cut_j1(
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
     rank_tol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Alignment of the normalized affinity with a segmentation, :math:`J_1 = \tfrac12\|\Pi_M - \Pi_\Omega\|^2`.
 
@@ -241,9 +241,9 @@ def normalized_cut_j1(
         rank_tol: singular values of D^{−1/2}F and D^{−1/2}FΛ below this fraction of the largest count as zero. By
             default it depends on the dtype of ``f``: about 3e-7 for float64 and 8e-6 for float32. Pass a dtype if the
             data have a lower precision, such as ``torch.float32`` for a float32 map cast to float64.
-        precision: as in `matrix_function`.
         check: whether to check values (finite features, labels in range, degrees), as in `matrix_function`. Without
             checks, images with a negative degree are NaN, and images without labels are 0 with a zero gradient.
+        precision: as in `matrix_function`.
 
     Returns:
         The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
@@ -295,8 +295,8 @@ def normalized_cut_j2(
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
     rank_tol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Alignment of the span of the features with a segmentation, :math:`J_2 = \tfrac12\|\Pi_W - \Pi_\Psi\|^2`.
 

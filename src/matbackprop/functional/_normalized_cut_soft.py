@@ -142,8 +142,8 @@ def normalized_cut_soft(
     weight: Tensor | None = None,
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Alignment of a soft projector on the features with a segmentation, :math:`\tfrac12\|\Pi_\lambda - \Pi_\Psi\|^2`.
 

@@ -116,8 +116,8 @@ def pinv(
     a: Tensor,
     *,
     rtol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Moore–Penrose pseudo-inverse :math:`A^+ = \sum_{i \le r} \sigma_i^{-1} v_i u_i^\top`.
 
@@ -167,8 +167,8 @@ def lstsq(
     b: Tensor,
     *,
     rtol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Least-squares solution of minimum norm, :math:`X = A^+B`.
 

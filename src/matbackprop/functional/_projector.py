@@ -54,8 +54,8 @@ def projector(
     *,
     symmetric: bool = False,
     rank_tol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Orthogonal projector on the column space of A, :math:`\Pi_A = AA^+`.
 
@@ -122,8 +122,8 @@ def spectral_projector(
     *,
     rank: int | None = None,
     threshold: float | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> Tensor:
     r"""Projector on the leading eigenvectors of a symmetric matrix, :math:`\Pi = U_1U_1^\top`.
 

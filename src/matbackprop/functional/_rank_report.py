@@ -53,8 +53,8 @@ def rank_report(
     offsets: Tensor | Sequence[int] | None = None,
     num_labels: int | None = None,
     rank_tol: float | torch.dtype | None = None,
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> RankReport:
     """Rank of the affinity and its alignment with a segmentation, for monitoring.
 

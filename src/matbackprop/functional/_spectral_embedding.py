@@ -23,8 +23,8 @@ def spectral_embedding(
     weight: Tensor | None = None,
     rank_tol: float | torch.dtype | None = None,
     ties: Ties = "raise",
-    precision: torch.dtype | None = None,
     check: bool | None = None,
+    precision: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Leading eigenpairs of the normalized affinity of W = FFᵀ, in O(md²).
 

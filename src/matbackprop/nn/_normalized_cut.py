@@ -71,8 +71,8 @@ class NormalizedCutLoss(Operator):
         num_labels: int | None = None,
         rank_tol: float | torch.dtype | None = None,
         reduction: Literal["mean", "sum", "none"] = "mean",
-        precision: torch.dtype | None = None,
         check: bool | None = None,
+        precision: torch.dtype | None = None,
     ) -> None:
         check_option(objective, tuple(_OBJECTIVES), "objective")
         check_option(reduction, ("mean", "sum", "none"), "reduction")
