@@ -1,5 +1,7 @@
 """Photographs of any size and kind to label maps."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,14 @@ def test_contours_of_several_scales_and_mirror_images_are_averaged():
     image = torch.from_numpy(noise).permute(2, 0, 1)[None]
     both = [network_contours(model, image)[0], network_contours(model, image.flip(-1))[0, :, ::-1]]
     np.testing.assert_allclose(network_contours(model, image, (1.0,))[0], np.mean(both, 0), atol=1e-5)
+
+
+def test_averaged_contours_have_a_separate_threshold():
+    model = contour_network()
+    assert segment_photograph(halves(), model, scales=(1.0,)).threshold == model.config.threshold
+    model.config = dataclasses.replace(model.config, averaged_threshold=0.2)
+    assert segment_photograph(halves(), model, scales=(1.0,)).threshold == 0.2
+    assert segment_photograph(halves(), model).threshold == model.config.threshold != 0.2
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def segment_files(
     if workers is None:
         workers = min(16, processors() - 1)
     workers = workers if len(jobs) >= _FEW else 0
-    threshold = threshold_of(model)
+    threshold = threshold_of(model, scales)
     todo = deque(jobs)
     reading: deque[tuple[Path, str, Future[Prepared]]] = deque()
     waiting: dict[tuple[int, ...], list[tuple[Path, str, Prepared]]] = {}  # by size

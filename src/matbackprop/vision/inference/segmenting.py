@@ -213,8 +213,7 @@ def segment(
         ks: numbers of regions or clusters in exports; None for eight default values.
         side: maximum length of the longer side. Larger pictures are reduced to it, and their borders are then refined.
         scales: image scales, such as ``(0.75, 1, 1.4)``, over which contours are averaged, including mirror images.
-            This is about five times slower. Averaged contours are weaker: use ``.at(0.84)`` with the network in the
-            package. Empty for no averaging.
+            This is about five times slower. Empty for no averaging.
         seed: seed of K-means.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
@@ -298,7 +297,7 @@ def segment_photograph(
         seconds = time.perf_counter() - started
         return Segments(photo.pixels, ks, True, seconds, clusterings=clusterings, **photo.origin)
     contours = None if model is None else network_contours(model, photo.small.unsqueeze(0), scales)[0]
-    return divide(photo, contours, threshold_of(model), ks, time.perf_counter() - started)
+    return divide(photo, contours, threshold_of(model, scales), ks, time.perf_counter() - started)
 
 
 class Prepared(NamedTuple):
@@ -335,9 +334,12 @@ def check_options(
     return numbers
 
 
-def threshold_of(model: ContourNet | None) -> float:
+def threshold_of(model: ContourNet | None, scales: Sequence[float] = ()) -> float:
     """Return the default threshold of a contour network, or of image gradients."""
-    return GRADIENT_THRESHOLD if model is None else model.config.threshold
+    if model is None:
+        return GRADIENT_THRESHOLD
+    averaged = model.config.averaged_threshold
+    return averaged if scales and averaged is not None else model.config.threshold
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from matbackprop.vision.data.bsds import BSDS, find_root, tuning_split
+from matbackprop.vision.inference.segmenting import network_contours
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
 from matbackprop.vision.models.config import ContourModelConfig
@@ -27,6 +28,8 @@ from matbackprop.vision.training.system import Data, System, two_rates
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
 """Candidates for the default threshold."""
+SCALES = (0.75, 1.0, 1.4)
+"""Image scales for which the threshold of averaged contours is chosen."""
 
 
 class ContourImage(NamedTuple):
@@ -199,12 +202,12 @@ def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
 
 
 @torch.no_grad()
-def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str = "cpu") -> float:
-    """Return the threshold with the largest mean covering."""
-    model.eval().to(device)
+def choose_threshold(model: ContourNet, data: BSDS, scales: Sequence[float] = ()) -> float:
+    """Return the threshold with the largest mean covering, for contours averaged over ``scales`` if given."""
+    model.eval()
     covering = np.zeros(len(THRESHOLDS))
     for sample in track((data[i] for i in range(len(data))), "Choosing the threshold", len(data)):
-        contours = model.contours(sample.image[None].to(device).float() / 255)[0].cpu().numpy()
+        contours = network_contours(model, sample.image[None], scales)[0]
         regions = watershed_regions(contours)
         tree = merge_contours(regions, contours)
         levels = tree.levels([tree.regions_at(height) for height in THRESHOLDS])
@@ -214,11 +217,15 @@ def choose_threshold(model: ContourNet, data: BSDS, device: torch.device | str =
 
 
 def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Write the averaged network, quantized to 8 bits, with the best threshold on held-out images."""
-    model: ContourNet = module.average.module  # type: ignore[assignment]
-    threshold = choose_threshold(model, threshold_images(data), module.device)
-    model.hparams_dict["threshold"] = threshold
-    model.config = dataclasses.replace(model.config, threshold=threshold)
+    """Write the averaged network, quantized to 8 bits, with the best thresholds on held-out images."""
+    model: ContourNet = module.average.module.to(module.device)  # type: ignore[assignment]
+    images = threshold_images(data)
+    thresholds: dict[str, Any] = {
+        "threshold": choose_threshold(model, images),
+        "averaged_threshold": choose_threshold(model, images, SCALES),
+    }
+    model.hparams_dict.update(thresholds)
+    model.config = dataclasses.replace(model.config, **thresholds)
     model.save_pretrained(run.path / "model", dtype=torch.int8)
 
 
