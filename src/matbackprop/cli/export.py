@@ -20,7 +20,7 @@ class Config:
     model: Annotated[str, tyro.conf.Positional]
     (
         "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network of "
-        "the package: box for the segmenter, box/classifier for the classifier."
+        "the package: box or box/small for the segmenters, box/classifier for the classifier."
     )
     out: Path = Path("network.onnx")
     """The file to write."""

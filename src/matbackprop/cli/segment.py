@@ -44,14 +44,14 @@ class Config:
     """Replace existing results; by default they are kept."""
     model: str = "box"
     (
-        "box: the contour network in the package. none: the gradient of the image instead of a network. Or the folder "
-        "of a trained model, a run folder of 'matbackprop train contours' or 'train ncuts', or owner/name on the "
-        "Hugging Face hub."
+        "box: the contour network in the package. box/small: a faster, less accurate one. none: the gradient of the "
+        "image instead of a network. Or the folder of a trained model, a run folder of 'matbackprop train contours' "
+        "or 'train ncuts', or owner/name on the Hugging Face hub."
     )
     threshold: float | None = None
     (
-        "Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the best value on "
-        "training images."
+        "Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the threshold stored "
+        "with the model."
     )
     k: int | None = None
     """Number of regions in the PNG files instead of a threshold."""

@@ -22,8 +22,9 @@ class Config:
 
     model: str = "box"
     (
-        "Segmenter. box: the contour network in the package. none: the gradient of the photograph. Or the folder of a "
-        "trained model, a run folder, or owner/name on the Hugging Face hub."
+        "Segmenter. box: the contour network in the package. box/small: a faster, less accurate one. none: the "
+        "gradient of the photograph. Or the folder of a trained model, a run folder, or owner/name on the Hugging "
+        "Face hub."
     )
     classifier: str = "box"
     (
@@ -62,7 +63,11 @@ def main(config: Config) -> dict[str, Any]:
     from matbackprop.vision.serve.app import application, build
 
     model = None if config.model == "none" else load_segmenter(config.model, config.device)
-    names = {"none": "gradient of the photograph", "box": "the contour network in the package"}
+    names = {
+        "none": "gradient of the photograph",
+        "box": "the contour network in the package",
+        "box/small": "the small contour network in the package",
+    }
     about = f"Segmenter: {names.get(config.model, config.model)}."
     classify = None
     if config.classifier != "none":

@@ -21,7 +21,7 @@ Segmenter = ContourNet | DeepNCuts
 
 BOX = "box"
 """Name of the models in the package."""
-_IN_THE_PACKAGE = (BOX, f"{BOX}/classifier")
+_IN_THE_PACKAGE = (BOX, f"{BOX}/small", f"{BOX}/classifier")
 """Folders of the models in the package, each with a model card ``README.md``."""
 
 
@@ -29,8 +29,9 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     """Load a trained segmenter.
 
     Args:
-        source: ``"box"`` for the contour network in the package; a folder of ``save_pretrained``; a run folder of
-            ``matbackprop train contours`` or ``train ncuts``; or ``"owner/name"`` on the Hugging Face hub.
+        source: ``"box"`` for the contour network in the package, ``"box/small"`` for a faster one; a folder of
+            ``save_pretrained``; a run folder of ``matbackprop train contours`` or ``train ncuts``; or
+            ``"owner/name"`` on the Hugging Face hub.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:
@@ -60,8 +61,8 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     """Load a trained model of any kind, on the CPU.
 
     Args:
-        source: as in :func:`load_segmenter` and :func:`load_classifier`. ``"box"`` is the segmenter in the package and
-            ``"box/classifier"`` the classifier.
+        source: as in :func:`load_segmenter` and :func:`load_classifier`. ``"box"`` and ``"box/small"`` are the
+            segmenters in the package and ``"box/classifier"`` is the classifier.
 
     Raises:
         WeightsError: the model does not exist.
