@@ -57,7 +57,7 @@ def test_modules_have_the_options_of_their_functions():
         "lambda_features",
         "maps",
     }
-    stems = {"EIG": "eigh", "SVD": "svd", "GaussianCRF": "gaussian_crf", "NormalizedCutLoss": "normalized_cut_soft"}
+    stems = {"EIG": "eigh", "SVD": "svd", "NormalizedCutLoss": "normalized_cut_soft"}
     others = {
         "MatrixPower": {"exponent"},
         "NormalizedCutLoss": {"rank_tol", "ignore_index", "class_weight", "balanced"},

@@ -326,26 +326,3 @@ def test_leading_pairs_of_hermitian_operators_by_every_route(largest):
         mb.topk_eigh((a + 0.1j).to_sparse(), 2)
     with pytest.raises(SymmetryError, match="xᵀAy"):
         mb.topk_eigh(lambda y, s: s * y, 1, (torch.tensor(1j),), n=4)
-
-
-def test_conjugate_gradients_solve_hermitian_systems():
-    a, b = hermitian("ill_conditioned")[:3, :3].contiguous(), cnormal(3)
-    inputs = (b.requires_grad_(), a.requires_grad_())
-
-    def product(x, a):
-        return (a @ x.unsqueeze(-1)).squeeze(-1)
-
-    torch.testing.assert_close(
-        mb.conjugate_gradient_solve(product, b, (a,), tolerance=1e-13),
-        torch.linalg.solve(a, b),
-        rtol=1e-6,
-        atol=1e-9,
-    )
-
-    def solved(b, a):
-        h = 0.5 * (a + a.mH) + 1e6 * torch.eye(3)
-        return mb.conjugate_gradient_solve(
-            lambda x, h: (h @ x.unsqueeze(-1)).squeeze(-1), 1e6 * b, (h,), tolerance=1e-13
-        )
-
-    assert torch.autograd.gradcheck(solved, inputs, check_forward_ad=True)

@@ -7,8 +7,8 @@ import matbackprop as mb
 from helpers.operators import WITH_OPTIONS, case_id, real_parts
 from matbackprop.errors import DtypeError
 
-# These compute in the dtype of the inputs before the operator or in user-defined products.
-_UNROUNDED = ("projector_symmetric", "pinv_deficient", "conjugate_gradient_solve")
+# These compute in the dtype of the inputs before the operator.
+_UNROUNDED = ("projector_symmetric", "pinv_deficient")
 ROUNDED = [case for case in WITH_OPTIONS if not case.name.endswith(_UNROUNDED)]
 
 

@@ -351,16 +351,6 @@ def _system(draw: Draw):
     return a, draw.rng.uniform(-1, 1, (a.shape[0], 1)) + (0j if draw.complex else 0)
 
 
-def _field(draw: Draw):
-    f = np.abs(draw.features(kind="plain" if draw.kind == "indefinite" else None))
-    return draw.rng.uniform(-1, 1, f.shape[0]), draw.rng.uniform(0.5, 2, f.shape[0]) * draw.scale**2, f
-
-
-def _matrix_field(draw: Draw):
-    y, c, f = _field(draw)
-    return y, c, f @ f.T
-
-
 def _samples(draw: Draw):
     """Two sets of samples of one dimension, some with fewer samples than dimensions."""
     d = int(draw.rng.integers(1, 4))
@@ -976,33 +966,6 @@ ROWS = [
         lambda a, b, problem: [truth.solve(a, b)],
         mb.linear_solve,
         complex=2,
-    ),
-    Row(
-        "conjugate_gradient_solve",
-        lambda draw: (lambda a, b: (a, b[:, 0]))(*_system(draw)),
-        lambda a, b, problem: [truth.solve_definite(a, b)],
-        lambda a, b, **o: mb.conjugate_gradient_solve(lambda x, m: (m @ x.unsqueeze(-1)).squeeze(-1), b, (a,), **o),
-        symmetric=(0,),
-        unit=1e-10,
-        traced=False,
-    ),
-    Row(
-        "gaussian_crf",
-        _matrix_field,
-        lambda y, c, w, problem: [truth.field(y, c, w)],
-        lambda y, c, w, **o: mb.gaussian_crf(y, c, affinity=w, **o),
-        symmetric=(2,),
-        relative=(1,),
-        unit=1e-11,
-    ),
-    Row(
-        "gaussian_crf_of_features",
-        _field,
-        lambda y, c, f, problem: [truth.field(y, c, f * f.T)],
-        lambda y, c, f, **o: mb.gaussian_crf(y, c, features=f, **o),
-        relative=(1,),
-        unit=1e-10,
-        traced=False,
     ),
     Row("vectorize_symmetric", _matrix, _triangle, mb.vectorize_symmetric, symmetric=(0,), passes=True, checks=False),
     Row(

@@ -176,11 +176,6 @@ def _per_image(value: Tensor) -> tuple[Tensor, ...]:
     return (value.unsqueeze(-1),)
 
 
-def _field(x: Tensor, scale: Tensor) -> Tensor:
-    """(1 + θ² + eeᵀ)x with e all ones: the products of a positive definite matrix."""
-    return (1 + scale.square()) * x + x.sum(-1, keepdim=True)
-
-
 _ONES = _double(1, 1, 1)
 _FUNCTIONS = ("log", "sqrt", "inv_sqrt", "exp", "inverse", 0.3)
 _of_matrix = {"make": _matrices, "takes_symmetric": True}
@@ -464,19 +459,6 @@ CASES = [
         _with(_of_full_rank(3, 3), _rand(2, 3, 2, seed=10)),
         single=False,
     ),
-    Case(
-        "conjugate_gradient_solve",
-        lambda b, theta, **o: mb.conjugate_gradient_solve(_field, b, (theta,), **o),
-        lambda spectrum: (_rand(2, 3, seed=11), _rand(2, 3, seed=12)),
-        traced=False,
-        single=False,
-    ),
-    Case(
-        "gaussian_crf",
-        lambda y, c, w, **o: mb.gaussian_crf(y, c, affinity=0.5 * (w + w.mT), **o),
-        lambda spectrum: (_rand(2, 4, seed=13), _rand(2, 4, seed=14) + 0.5, *_affinities(spectrum)),
-        single=False,
-    ),
     *_geometry_cases(),
     Case("spd_bimap", spd.bimap, _with(_matrices, _rand(3, 2, seed=23).expand(2, 3, 2)), options=False, single=False),
     Case(
@@ -537,7 +519,6 @@ _WITH_COMPLEX = {
     "whiten_zca": 1,
     "whiten_pca": 1,
     "whiten_by_statistics": 3,
-    "conjugate_gradient_solve": 1,
     "linear_solve_by_lu": 2,
     "sylvester": 3,
     "spd_distance_affine_invariant": 2,

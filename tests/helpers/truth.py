@@ -343,14 +343,6 @@ def solve_definite(a, b):
     return solve(sym(a), b)
 
 
-def field(y, c, w):
-    """The mode of a Gaussian random field."""
-    if any(x <= 0 for x in c):
-        raise Undefined("confidence")
-    degree = [sum((w[i, j] for j in range(w.cols)), mpf(0)) for i in range(w.rows)]
-    return solve_definite(diagonal([x + d for x, d in zip(c, degree, strict=True)]) - sym(w), diagonal(c) * y)
-
-
 def pencil(a, b):
     """Eigenvalues of AV = BVΛ, VVᵀ, VΛVᵀ and the first v vᵀ."""
     values, u = eig(b)

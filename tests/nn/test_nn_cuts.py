@@ -9,7 +9,6 @@ import torch
 
 from helpers.cuts import features, regions
 from matbackprop import (
-    gaussian_crf,
     linear_solve,
     normalized_cut_j1,
     normalized_cut_j2,
@@ -18,11 +17,11 @@ from matbackprop import (
     spectral_projector,
 )
 from matbackprop.errors import ConfigurationError, LabelError, ShapeError
-from matbackprop.nn import GaussianCRF, LinearSolve, NormalizedCutLoss, Projector, SpectralProjector
+from matbackprop.nn import LinearSolve, NormalizedCutLoss, Projector, SpectralProjector
 
 F, L = features(3, 12, 4), regions(3, 12)
 A = F.mT @ F
-Y, C = F[..., 0], F[..., 1] + 0.1
+C = F[..., 1] + 0.1
 
 # name → (module, arguments, the same by function)
 CASES = {
@@ -51,8 +50,6 @@ CASES = {
     "spectral projector": (SpectralProjector(rank=2), (A,), {}, lambda: spectral_projector(A, rank=2)),
     "threshold projector": (SpectralProjector(threshold=1.0), (A,), {}, lambda: spectral_projector(A, threshold=1.0)),
     "linear solve": (LinearSolve(), (A, F[:, :4]), {}, lambda: linear_solve(A, F[:, :4])),
-    "field of features": (GaussianCRF(), (Y, C), {"features": F}, lambda: gaussian_crf(Y, C, features=F)),
-    "field of affinity": (GaussianCRF(), (Y, C), {"affinity": F @ F.mT}, lambda: gaussian_crf(Y, C, affinity=F @ F.mT)),
 }
 
 

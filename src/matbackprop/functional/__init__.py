@@ -12,8 +12,6 @@ from matbackprop.functional._eigh import eigh as eigh
 from matbackprop.functional._generalized_eigh import generalized_eigh as generalized_eigh
 from matbackprop.functional._generalized_eigh import generalized_matrix_function as generalized_matrix_function
 from matbackprop.functional._inverse_root import inverse_root as inverse_root
-from matbackprop.functional._linear_solve import conjugate_gradient_solve as conjugate_gradient_solve
-from matbackprop.functional._linear_solve import gaussian_crf as gaussian_crf
 from matbackprop.functional._linear_solve import linear_solve as linear_solve
 from matbackprop.functional._low_rank import low_rank as low_rank
 from matbackprop.functional._matrix_clamp import matrix_clamp as matrix_clamp

@@ -1,4 +1,4 @@
-"""Linear systems A(θ)x = b with implicit differentiation at the solution."""
+"""Linear systems with implicit differentiation at the solution: A given by its entries, or A(θ) by its products."""
 
 from __future__ import annotations
 
@@ -9,27 +9,11 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import (
-    check_finite,
-    check_floating,
-    check_matrix,
-    nan_where,
-    prepare,
-    values_checkable,
-    wants_check,
-)
+from matbackprop.checks import check_finite, check_floating, check_matrix, nan_where, prepare, values_checkable
 from matbackprop.cuda.cusolver import without_magma
-from matbackprop.errors import DomainError, DtypeError, NumericalError, ShapeError, SolverError
+from matbackprop.errors import DomainError, DtypeError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import (
-    autocast_off,
-    compute_dtype,
-    in_precision,
-    inner,
-    real_dtype,
-    symmetrize,
-    zero_tolerance,
-)
+from matbackprop.numerics import autocast_off, inner, symmetrize, zero_tolerance
 
 
 class _Solution(NamedTuple):
@@ -201,64 +185,48 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _System(NamedTuple):
-    """Products with A(θ), and how to iterate.
+    """Products with a positive definite A(θ), and when to stop.
 
     Attributes:
         matvec: maps x ``(*batch, n)`` and θ to A(θ)x.
-        preconditioner: approximate inverse of the diagonal ``(*batch, n)``, or None.
-        tolerance: relative residual to stop at; None to run all steps without reading values.
+        tolerance: relative residual.
         steps: largest number of iterations.
     """
 
     matvec: Callable[..., Tensor]
-    preconditioner: Tensor | None
-    tolerance: float | None
+    tolerance: float
     steps: int
 
     def solve(self, b: Tensor, params: Sequence[Tensor]) -> Tensor:
-        """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change.
-
-        Without a tolerance a vector becomes NaN if A or the preconditioner is not positive definite.
-        """
-        tolerance = self.tolerance
+        """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change."""
         peak = b.abs().amax(-1, keepdim=True) if b.shape[-1] else b.sum(-1, keepdim=True)
         unit = torch.where(peak == 0, 1, peak)  # prevents overflow and underflow of ‖b‖²
-        r = b / unit
-        scale = _dot(r, r)
-        # Without a tolerance a residual far below rounding counts as none, before its square underflows.
-        goal = scale * (1e-3 * torch.finfo(b.dtype).eps if tolerance is None else tolerance) ** 2
-        x, p = torch.zeros_like(r), self._precondition(r)
-        rz, size = _dot(r, p), scale
-        failed = torch.zeros_like(size, dtype=torch.bool)
+        r = p = b / unit
+        x, scale = torch.zeros_like(r), _dot(r, r)
+        size, goal = scale, scale * self.tolerance**2
         for _ in range(self.steps):
             active = ~(size <= goal)
-            if tolerance is not None and not bool(active.any()):
+            if not bool(active.any()):
                 break
             q = self.matvec(p, *params)
-            pq = _dot(p, q)
-            failed = failed | (active & ~((rz > 0) & (pq > 0) & torch.isfinite(rz) & torch.isfinite(pq)))
-            if tolerance is not None and bool(failed.any()):
+            curvature = _dot(p, q)
+            if bool((active & ~((curvature > 0) & torch.isfinite(curvature))).any()):
                 raise SolverError(
-                    "Conjugate gradients found a direction of nonpositive curvature, or NaN: A or the preconditioner "
-                    "is not positive definite. Add a multiple of the identity, or use linear_solve with the matrix."
+                    "Conjugate gradients found a direction of nonpositive curvature, or NaN: the matrix is not "
+                    "positive definite. Add a multiple of the identity."
                 )
-            active = active & ~failed
-            alpha = torch.where(active, rz / torch.where(active, pq, 1), 0)
+            alpha = torch.where(active, size / torch.where(active, curvature, 1), 0)
             x, r = x + alpha * p, r - alpha * q
-            z = self._precondition(r)
-            new = _dot(r, z)
-            p = z + torch.where(active, new / torch.where(active, rz, 1), 0) * p
-            rz, size = torch.where(active, new, rz), torch.where(active, _dot(r, r), size)
-        if tolerance is not None and bool((size > goal).any()):
+            new = torch.where(active, _dot(r, r), size)
+            p = r + torch.where(active, new / torch.where(active, size, 1), 0) * p
+            size = new
+        if bool((size > goal).any()):
             worst = float((size / torch.where(scale > 0, scale, 1)).max().sqrt())
             raise SolverError(
                 f"Conjugate gradients stopped after {self.steps} iterations at a relative residual of {worst:.3g}, "
-                f"above the tolerance {tolerance:.3g}. Raise max_iterations or tolerance, or pass a preconditioner."
+                f"above the tolerance {self.tolerance:.3g}. Raise the tolerance or the number of iterations."
             )
-        return torch.where(failed, torch.nan, x * unit)
-
-    def _precondition(self, r: Tensor) -> Tensor:
-        return r if self.preconditioner is None else r * self.preconditioner
+        return x * unit
 
 
 def _products_of(matvec: Callable[..., Tensor], x: Tensor, params: Sequence[Tensor], moving: list[int]) -> Any:
@@ -308,234 +276,49 @@ class _SystemSolution(NamedTuple):
 class _ConjugateGradients(Operation):
     """x(θ, b) with A(θ)x = b; backward solves another system and takes the vector-Jacobian product of θ ↦ A(θ)x."""
 
-    forward_twice = "conjugate_gradient_solve"
+    forward_twice = "conjugate gradients"
     widen = False  # the products may capture tensors
 
     @staticmethod
-    def forward(
-        matvec: Any, preconditioner: Tensor | None, tolerance: float | None, steps: int, b: Tensor, *params: Tensor
-    ) -> Tensor:
-        return _System(matvec, preconditioner, tolerance, steps).solve(b, params)
+    def forward(matvec: Any, tolerance: float, steps: int, b: Tensor, *params: Tensor) -> Tensor:
+        return _System(matvec, tolerance, steps).solve(b, params)
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SystemSolution:
-        return _SystemSolution(_System(*inputs[:4]), outputs, inputs[5:])
+        return _SystemSolution(_System(*inputs[:3]), outputs, inputs[4:])
 
     @staticmethod
     def adjoint(saved: _SystemSolution, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
         system, x, params = saved
         lam = apply(_ConjugateGradients, *system, g, *params)
-        return None, None, None, None, lam, *pull_back(system.matvec, x, params, needed[5:], -lam)
+        return None, None, None, lam, *pull_back(system.matvec, x, params, needed[4:], -lam)
 
     @staticmethod
     def tangent(saved: _SystemSolution, *directions: Tensor | None) -> Tensor:
         system, x, params = saved
-        right = -push_forward(system.matvec, x, params, directions[5:])
-        right = right if directions[4] is None else right + directions[4]
+        right = -push_forward(system.matvec, x, params, directions[4:])
+        right = right if directions[3] is None else right + directions[3]
         return apply(_ConjugateGradients, *system, right, *params)
 
 
-def check_iterations(tolerance: float | None, max_iterations: int | None) -> None:
-    if tolerance is not None and not 0 < tolerance < 1:
-        raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
-    if max_iterations is not None and max_iterations < 0:
-        raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
+def solve_by_products(
+    matvec: Callable[..., Tensor], b: Tensor, params: Sequence[Tensor], tolerance: float, max_iterations: int
+) -> Tensor:
+    """x ``(*batch, n)`` with A(θ)x = b by conjugate gradients, for a positive definite A given by its products.
+
+    ``matvec(x, *params)`` must be linear in x and symmetric. All derivatives are implicit.
+    """
+    if torch.compiler.is_compiling() or is_batched(b):
+        raise SolverError(
+            "Conjugate gradients depend on values, which torch.compile and vmap cannot trace. Pass a batch as leading "
+            "dimensions, and keep this call and its derivatives out of torch.compile, vmap and jacrev."
+        )
+    with autocast_off(b.device.type):
+        return apply(_ConjugateGradients, matvec, tolerance, max_iterations, b, *params)
 
 
 def conjugate_gradient_solve(
-    matvec: Callable[..., Tensor],
-    b: Tensor,
-    params: Sequence[Tensor] = (),
-    *,
-    preconditioner: Tensor | None = None,
-    tolerance: float | None = 1e-10,
-    max_iterations: int | None = None,
-    check: bool | None = None,
-    precision: torch.dtype | None = None,
+    matvec: Any, b: Tensor, params: Any, *, tolerance: float, max_iterations: int, precision: Any, check: bool
 ) -> Tensor:
-    r"""Solution of :math:`A(\theta)x = b` for a symmetric positive definite A given by its matrix-vector product.
-
-    Args:
-        matvec: function ``matvec(x, *params)`` that returns A(θ)x for x ``(*batch, n)``. It must be linear in x,
-            symmetric, and composed of differentiable torch operations. Tensors that require a gradient must be passed
-            through ``params``.
-        b: right-hand sides ``(*batch, n)``, real, or complex for a Hermitian A. Each is solved separately.
-        params: the tensors θ.
-        preconditioner: approximate inverse of the diagonal of A ``(*batch, n)`` (Jacobi); treated as a constant.
-        tolerance: relative residual at which to stop. The test synchronizes with the device once per iteration. None
-            runs exactly ``max_iterations`` steps without synchronization.
-        max_iterations: maximum number of iterations; 10 n by default.
-        check: whether to check ``b`` for NaN and Inf, as in `matrix_function`.
-        precision: compute dtype, float64 by default. Casts ``b``, ``preconditioner`` and floating-point ``params``;
-            tensors captured by ``matvec`` must already have this dtype.
-
-    Returns:
-        x ``(*batch, n)`` in the dtype of ``b``.
-
-    Raises:
-        SolverError: no convergence, or A or the preconditioner is not positive definite. With ``tolerance=None`` the
-            solution is NaN instead.
-        ShapeError, DtypeError, NonFiniteError: ``b`` or ``params`` has an invalid shape, dtype or value.
-        DomainError: ``tolerance`` or ``max_iterations`` is out of range.
-
-    Gradient:
-        With λ = A⁻¹g by conjugate gradients, ∂L/∂b = λ and ∂L/∂θ = −λᵀ(∂A/∂θ)x. Memory does not grow with the number of
-        iterations. Supports double backward and forward mode, and vmap if ``tolerance=None``.
-
-    Example:
-        >>> import torch, matbackprop
-        >>> theta = torch.tensor([2.0, 4.0], dtype=torch.float64, requires_grad=True)
-        >>> b = torch.ones(2, dtype=torch.float64)
-        >>> matbackprop.conjugate_gradient_solve(lambda x, t: t * x, b, (theta,)).sum().backward()
-        >>> theta.grad
-        tensor([-0.2500, -0.0625], dtype=torch.float64)
-
-    Reference:
-        Ionescu et al. (2015), section 2.
-    """
-    check_floating(b, "b", or_complex=True)
-    if b.ndim < 1:
-        raise ShapeError("b must have at least one dimension (*batch, n), got a scalar.")
-    check_iterations(tolerance, max_iterations)
-    steps = 10 * b.shape[-1] if max_iterations is None else max_iterations
-    if any(not isinstance(p, Tensor) for p in params):
-        raise DtypeError("params must be tensors. Bind other arguments into matvec.")
-    if wants_check(check, b):
-        check_finite(b, "b")
-    if torch.compiler.is_compiling() or (tolerance is not None and is_batched(b)):
-        raise SolverError(
-            "Conjugate gradients depend on values, which torch.compile and vmap cannot trace. Pass a batch as "
-            "leading dimensions, keep this call out of the compiled region, pass tolerance=None under vmap, or use "
-            "linear_solve with the matrix."
-        )
-    if b.device.type == "meta":  # shapes only: one step without a test
-        tolerance, steps = None, min(steps, 1)
-    dtype = compute_dtype(precision, b.dtype)
-    with autocast_off(b.device.type):
-        cast = [in_precision(p, dtype) for p in params]
-        inverse = None if preconditioner is None else preconditioner.detach().to(real_dtype(dtype))
-        system = _System(matvec, inverse, tolerance, steps)
-        return apply(_ConjugateGradients, *system, b.to(dtype), *cast).to(b.dtype)
-
-
-def _field_product(x: Tensor, confidence: Tensor, features: Tensor) -> Tensor:
-    """(diag(c) + D − FFᵀ)x, D the degrees of FFᵀ; the mean of x is subtracted, because D − FFᵀ would cancel it."""
-    total = features.sum(-2)
-    degree = (features @ total.unsqueeze(-1)).squeeze(-1)
-    rest = x - x.mean(-1, keepdim=True) if x.shape[-1] else x
-    pulled = (features @ (features.mT @ rest.unsqueeze(-1))).squeeze(-1)
-    return confidence * x + (degree * rest - pulled)
-
-
-def _check_confidence(confidence: Tensor, degree: Tensor) -> None:
-    """Raise if the confidence, which makes the system definite, is below the rounding error of the degrees."""
-    if confidence.numel() == 0:
-        return
-    least, most = confidence.detach().amin(-1), degree.detach().amax(-1)
-    if bool((least < 1e3 * torch.finfo(degree.dtype).eps * most).any()):
-        raise NumericalError(
-            f"A confidence of {float(least.min()):.3g} is below the rounding of degrees of {float(most.max()):.3g}. "
-            f"Scale the affinities (features) down, or raise the confidence."
-        )
-
-
-def gaussian_crf(
-    mean: Tensor,
-    confidence: Tensor,
-    *,
-    affinity: Tensor | None = None,
-    features: Tensor | None = None,
-    tolerance: float = 1e-10,
-    max_iterations: int | None = None,
-    check: bool | None = None,
-    precision: torch.dtype | None = None,
-) -> Tensor:
-    r"""Mode of a Gaussian conditional random field.
-
-    .. math::
-        x = \operatorname*{argmin}_x \sum_i c_i(x_i - y_i)^2 + \tfrac12\sum_{ij}W_{ij}(x_i - x_j)^2,\qquad
-        ([c] + D - W)\,x = [c]\,y,\quad D = [W\mathbf 1]
-
-    Args:
-        mean: unary predictions y ``(*batch, m)`` or ``(*batch, m, r)``.
-        confidence: c > 0 ``(*batch, m)``.
-        affinity: symmetric W ≥ 0 ``(*batch, m, m)``; solved by Cholesky. Pass either this or ``features``.
-        features: F ≥ 0 ``(*batch, m, d)`` with W = FFᵀ; solved by preconditioned conjugate gradients without forming W.
-        tolerance: relative residual of conjugate gradients.
-        max_iterations: maximum number of conjugate gradient iterations; 10 m by default.
-        check, precision: as in `matrix_function`.
-
-    Returns:
-        x with the shape and dtype of ``mean``.
-
-    Raises:
-        DomainError: ``affinity`` and ``features`` are both given or both None, or a confidence is not positive.
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: an argument has an invalid shape, dtype or value.
-        NumericalError, SolverError: the system is not positive definite, or conjugate gradients did not converge.
-
-    Gradient:
-        With respect to y, c, W and F, by solving a second system with the same matrix. Supports double backward and
-        forward mode; with ``affinity`` also vmap and compilation.
-
-    Example:
-        >>> import torch, matbackprop
-        >>> y = torch.tensor([0.0, 0.0, 1.0])
-        >>> w = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0], [0.0, 3.0, 0.0]])
-        >>> matbackprop.gaussian_crf(y, torch.ones(3), affinity=w)  # the strong link averages the last two
-        tensor([0.0000, 0.4286, 0.5714])
-
-    Reference:
-        Tappen, Liu, Adelson, Freeman, Learning Gaussian conditional random fields for low-level vision, CVPR 2007.
-    """
-    check_floating(mean, "mean")
-    check_floating(confidence, "confidence")
-    if (affinity is None) == (features is None):
-        raise DomainError("gaussian_crf needs either affinity or features. Pass a matrix W, or F for W = FFᵀ.")
-    vector = mean.shape == confidence.shape
-    if not vector and mean.shape[:-1] != confidence.shape:
-        raise ShapeError(
-            f"mean must be (*batch, m) or (*batch, m, r) with confidence (*batch, m), got {tuple(mean.shape)} and "
-            f"{tuple(confidence.shape)}."
-        )
-    check_values = wants_check(check, mean)
-    if check_values:
-        check_finite(mean, "mean")
-        check_finite(confidence, "confidence")
-        if bool((confidence <= 0).any()):
-            raise DomainError(f"confidence must be positive, got {float(confidence.min()):.3g}. Use softplus or exp.")
-    dtype = compute_dtype(precision)
-    with autocast_off(mean.device.type):
-        y, c = mean.to(dtype), confidence.to(dtype)
-        right = c * y if vector else c.unsqueeze(-1) * y
-        if affinity is not None:
-            ready = prepare(affinity, "affinity", check, precision, sizes=None, symmetric=True, or_complex=False)
-            degree = ready.x.sum(-1)
-            if degree.shape != c.shape:
-                raise ShapeError(f"affinity must be {(*c.shape, c.shape[-1])}, got {tuple(affinity.shape)}.")
-            if check_values:
-                _check_confidence(c, degree)
-            others = ready.x - torch.diag_embed(ready.x.diagonal(dim1=-2, dim2=-1))  # the diagonal cancels
-            field = torch.diag_embed(c + others.sum(-1)) - others
-            return ready.marked(linear_solve(field, right, symmetric=True, precision=dtype, check=check)).to(mean.dtype)
-        assert features is not None
-        f = prepare(features, "features", check, precision, sizes="products", or_complex=False).x
-        if f.shape[:-1] != c.shape:
-            sizes = ", ".join(map(str, c.shape))
-            raise ShapeError(f"features must be ({sizes}, d), got {tuple(features.shape)}.")
-        total = f.sum(-2, keepdim=True)
-        if check_values:
-            _check_confidence(c, (f * total).sum(-1))
-        inverse = (c + (f * (total - f)).sum(-1)).reciprocal()  # of the diagonal
-        if not vector:  # the columns become a batch
-            right, c, f, inverse = right.mT, c.unsqueeze(-2), f.unsqueeze(-3), inverse.unsqueeze(-2)
-        x = conjugate_gradient_solve(
-            _field_product,
-            right,
-            (c, f),
-            preconditioner=inverse,
-            tolerance=tolerance,
-            max_iterations=max_iterations,
-            precision=dtype,
-            check=False,
-        )
-        return (x if vector else x.mT).to(mean.dtype)
+    """Call `solve_by_products`."""
+    return solve_by_products(matvec, b, params, tolerance, max_iterations)

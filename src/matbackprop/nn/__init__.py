@@ -12,7 +12,6 @@ from matbackprop.nn._export import for_export as for_export
 from matbackprop.nn._normalized_cut import NormalizedCutLoss as NormalizedCutLoss
 from matbackprop.nn._operators import EIG as EIG
 from matbackprop.nn._operators import SVD as SVD
-from matbackprop.nn._operators import GaussianCRF as GaussianCRF
 from matbackprop.nn._operators import GeneralizedEigh as GeneralizedEigh
 from matbackprop.nn._operators import GeneralizedMatrixFunction as GeneralizedMatrixFunction
 from matbackprop.nn._operators import InverseRoot as InverseRoot

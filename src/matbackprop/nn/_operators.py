@@ -9,7 +9,7 @@ from matbackprop.divided_differences import power_function, resolve_function
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._generalized_eigh import generalized_eigh, generalized_matrix_function
 from matbackprop.functional._inverse_root import check_damping, check_root, inverse_root
-from matbackprop.functional._linear_solve import check_iterations, gaussian_crf, linear_solve
+from matbackprop.functional._linear_solve import linear_solve
 from matbackprop.functional._low_rank import check_rank, low_rank
 from matbackprop.functional._matrix_clamp import check_least, matrix_clamp
 from matbackprop.functional._matrix_function import (
@@ -86,12 +86,6 @@ class SpectralProjector(Operator, of=spectral_projector, checks=[check_cut]):
 
 class LinearSolve(Operator, of=linear_solve, data=["a", "b"]):
     """Solution of Ax = b; see :func:`~matbackprop.linear_solve`."""
-
-
-class GaussianCRF(
-    Operator, of=gaussian_crf, data=["mean", "confidence", "affinity", "features"], checks=[check_iterations]
-):
-    """Mode of a Gaussian conditional random field; see :func:`~matbackprop.gaussian_crf`."""
 
 
 class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, check_damping]):

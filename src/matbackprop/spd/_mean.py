@@ -16,7 +16,7 @@ from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, congruent, definite_factor, spectrum_of_pencil
-from matbackprop.functional._linear_solve import check_iterations, conjugate_gradient_solve, pull_back, push_forward
+from matbackprop.functional._linear_solve import pull_back, push_forward, solve_by_products
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare_definite
@@ -122,14 +122,8 @@ class _Saved(NamedTuple):
             pull: Any = torch.func.vjp(lambda moved: self.gradient(moved, *params), x)[1]
             return _as_vector(symmetrize(pull(_as_matrix(y, x))[0]))
 
-        y = conjugate_gradient_solve(
-            product,
-            _as_vector(symmetrize(b)),
-            (self.x, *self.params),
-            tolerance=self.tolerance,
-            precision=real_dtype(self.x.dtype),
-            check=False,
-        )
+        right = _as_vector(symmetrize(b))
+        y = solve_by_products(product, right, (self.x, *self.params), self.tolerance, 10 * right.shape[-1])
         return symmetrize(_as_matrix(y, self.x))
 
 
@@ -225,7 +219,10 @@ def mean(
         del Barrio, Cuesta-Albertos, Matrán, A fixed-point approach to barycenters in Wasserstein space, 2016.
     """
     geometry(metric)
-    check_iterations(tolerance, max_iterations)
+    if tolerance is not None and not 0 < tolerance < 1:
+        raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
+    if max_iterations < 0:
+        raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
     given = prepare_definite({"a": a}, check, precision)
     (x,) = given.matrices
     if a.ndim < 3 or a.shape[-3] == 0:
