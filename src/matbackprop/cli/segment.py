@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference import Segments
 
 _LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg": ".svg", "labelme": ".json",
-               "ucm2": "-ucm2.mat"}  # fmt: skip
+               "ucm2": "-ucm2.mat", "contours": "-contours.png"}  # fmt: skip
 """Format → suffix of the last file that it writes for a picture."""
 
 
@@ -57,11 +57,11 @@ class Config:
     """Number of regions in the PNG files instead of a threshold."""
     ks: tuple[int, ...] | None = None
     """Numbers of regions in the npz file, or of clusters with a model of 'train ncuts'. Default: eight numbers."""
-    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2"], ...] = ("png", "npz", "ucm2")
+    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"], ...] = ("png", "npz", "ucm2")
     (
         "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
         "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json "
-        "for all pictures. svg: one path per region. labelme: polygons."
+        "for all pictures. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG."
     )
     frames: int | None = None
     (
@@ -124,7 +124,7 @@ def main(config: Config) -> dict[str, Any]:
     model = None if config.model == "none" else load_segmenter(config.model, device.type)
     ks, formats = check_options(model, config.ks, config.side, config.scales), config.format
     if isinstance(model, DeepNCuts):
-        formats = tuple(name for name in formats if name != "ucm2")  # clusters are not nested
+        formats = tuple(name for name in formats if name not in ("ucm2", "contours"))  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
     save = _Save(config.out, config.k, config.threshold, formats)
 

@@ -111,7 +111,10 @@ def test_every_format_is_written_and_the_tree_restores_the_levels(result, tmp_pa
     paths = result.save(tmp_path / "out", 3, formats=FORMATS, stem="photo")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(p.name for p in paths.values())
     ends = {p.name.removeprefix("photo") for p in paths.values()}
-    assert ends == {".png", "-colors.png", "-overlay.png", ".npz", "-coco.json", ".json", ".svg", "-ucm2.mat"}
+    assert ends == {".png", "-colors.png", "-overlay.png", "-contours.png", ".npz", "-coco.json", ".json", ".svg",
+                    "-ucm2.mat"}  # fmt: skip
+    strengths = np.asarray(Image.open(paths["contours"])) / 255
+    np.testing.assert_allclose(strengths, result.contours.astype(float), atol=0.003)
     saved = np.load(paths["levels"])
     tree = type(result.hierarchy)(len(saved["merges"]) + 1, saved["merges"], saved["heights"])
     small = tree.levels([6])[0][saved["regions"]]
@@ -123,6 +126,8 @@ def test_every_format_is_written_and_the_tree_restores_the_levels(result, tmp_pa
     assert len(np.unique(contours[-1] + 2 * result.small_labels(2))) == 2
     with pytest.raises(ConfigurationError, match="no contour map"):
         dataclasses.replace(result, hierarchy=None).save(tmp_path, formats=("ucm2",))
+    with pytest.raises(ConfigurationError, match="have no contours"):
+        dataclasses.replace(result, contours=None).save(tmp_path, formats=("contours",))
     with pytest.raises(ConfigurationError, match=r"Unknown format gif\. Formats: png"):
         result.save(tmp_path, formats=("gif",))
 

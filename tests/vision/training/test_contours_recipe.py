@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from matbackprop import segment
+from matbackprop.errors import DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.data.shapes import write_shapes_bsds
@@ -18,6 +20,7 @@ from matbackprop.vision.training.contours import (
     augment,
     contour_loss,
     read_images,
+    read_predicted,
     threshold_images,
 )
 from matbackprop.vision.training.engine import run_recipe
@@ -38,7 +41,7 @@ def test_targets_are_the_fraction_of_annotators(tmp_path):
     write_shapes_bsds(tmp_path, train=2, val=1)
     data = BSDS(tmp_path, "train")
     drawn = np.mean([boundary_map(m.numpy()) for m in data[0].segmentations], 0)
-    np.testing.assert_allclose(read_images(data)[0].agreement.numpy() / 255, drawn, atol=0.003)
+    np.testing.assert_allclose(read_images(data)[0].target.numpy() / 255, drawn, atol=0.003)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -67,12 +70,45 @@ def test_crops_depend_on_the_generator_alone():
 
 
 def test_loss_ignores_contours_of_few_annotators():
-    agreement = torch.tensor([[[0.0, 0.2, 1.0, 0.0]]])
+    drawn, annotated = torch.tensor([[[0.0, 0.2, 1.0, 0.0]]]), torch.tensor([False])
     logits = torch.tensor([[[-3.0, 0.0, 3.0, -3.0]]])
     changed = logits.clone()
     changed[0, 0, 1] = 50.0
-    assert contour_loss(logits, agreement) == contour_loss(changed, agreement)
-    assert contour_loss(-logits, agreement) > 10 * contour_loss(logits, agreement)
+    assert contour_loss(logits, drawn, annotated) == contour_loss(changed, drawn, annotated)
+    assert contour_loss(-logits, drawn, annotated) > 10 * contour_loss(logits, drawn, annotated)
+
+
+def test_loss_is_smallest_at_predicted_strengths():
+    strength = torch.rand(2, 5, 6, generator=generator_for(0)) * 0.9 + 0.05
+    logits = strength.logit().requires_grad_()
+    contour_loss(logits, strength, torch.tensor([True, True])).backward()
+    assert logits.grad.abs().max() < 1e-7
+
+
+def test_predicted_contours_do_not_change_the_balance_of_annotated_images():
+    one = torch.randint(2, (1, 8, 8), generator=generator_for(0)).float()
+    logits = torch.randn(2, 8, 8, generator=generator_for(1), requires_grad=True)
+    alone = contour_loss(logits[:1], one, torch.tensor([False]))
+    mixed = contour_loss(logits, torch.cat([one, one / 2]), torch.tensor([False, True]))
+    expected = torch.autograd.grad(alone, logits)[0][0] / 2  # the mean has twice as many pixels
+    torch.testing.assert_close(torch.autograd.grad(mixed, logits)[0][0], expected)
+
+
+def test_half_of_the_crops_have_predicted_contours(tmp_path):
+    write_shapes_bsds(tmp_path, train=5, val=1)
+    photographs = BSDS(tmp_path, "train").root / "images" / "train"
+    segments = segment(photographs, model=None)
+    for one in segments[:3]:
+        one.save(tmp_path / "contours", formats=["contours"])
+    changes = {"data.root": str(tmp_path), "data.generate": 0, "data.split": "final", "data.batch_size": 1,
+               "data.predicted": [str(photographs), str(tmp_path / "contours")]}  # fmt: skip
+    data = ContoursData(merge(CONTOURS_PRESETS["smoke"], changes))
+    for one, read in zip(segments, data.predicted, strict=False):
+        np.testing.assert_allclose(read.target.numpy() / 255, one.contours.astype(float), atol=0.003)
+    crops = list(data.train_loader().read(0))
+    assert sorted(bool(crop["predicted"]) for crop in crops) == 5 * [False] + 5 * [True]
+    with pytest.raises(DataError, match="has no contours of the photographs"):
+        read_predicted(photographs, tmp_path)
 
 
 def test_training_with_averaged_weights_lowers_the_validation_loss(tmp_path):

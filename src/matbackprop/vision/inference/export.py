@@ -22,7 +22,7 @@ from matbackprop.vision.segmentation import region_means
 if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
 
-Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2"]
+Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 _MAX_STEM = 220  # bytes; file systems allow 255 including the suffix
 
@@ -217,9 +217,9 @@ def save(
         folder: target folder, created if it does not exist.
         k: number of regions in all formats except npz and ucm2; None for the default, :attr:`Segments.k`.
         formats: ``"png"`` (label map, ``-colors``, and borders as ``-overlay``), ``"npz"`` (``labels`` of all
-            ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``, and
+            ``ks`` and the tree: ``regions``, ``merges``, ``heights``), ``"coco"``, ``"labelme"``, ``"svg"``,
             ``"ucm2"`` (the hierarchy as an ultrametric contour map, in a .mat file for the tools of the Berkeley
-            benchmark).
+            benchmark), and ``"contours"`` (contour strength of each pixel, times 255, as a PNG file ``-contours``).
         stem: stem of the file names; None for the name of the photograph.
 
     Returns:
@@ -266,6 +266,10 @@ def save(
 
         with atomic_file(place("ucm2", "-ucm2.mat")) as file:
             savemat(file, {"ucm2": result.ucm().astype(np.float32)}, do_compression=True)
+    if "contours" in formats:
+        if result.contours is None:
+            raise ConfigurationError("Clusters have no contours. Segment with a contour network instead.")
+        picture("contours", "-contours.png", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
     return paths
 
 

@@ -423,6 +423,11 @@ class ContourDataConfig(SegmentedDataConfig):
     """Range of the random scale of the image before cropping."""
     jitter: Fraction = 0.2
     """Standard deviation of the random gain of each color channel."""
+    predicted: tuple[Path, Path] | None = None
+    (
+        "Train also on photographs without annotations: their folder, and a folder with their contours, written by "
+        "'matbackprop segment --format contours'. Half of the crops are from these photographs."
+    )
     threads: Threads = 1
     """Number of threads that prepare batches."""
 

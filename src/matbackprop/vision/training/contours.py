@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,11 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from matbackprop.errors import DataError
 from matbackprop.vision.data.bsds import BSDS, find_root, tuning_split
-from matbackprop.vision.inference.segmenting import network_contours
+from matbackprop.vision.data.pictures import find_pictures, read_picture
+from matbackprop.vision.inference.export import file_stem
+from matbackprop.vision.inference.segmenting import network_contours, shrink
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
 from matbackprop.vision.models.config import ContourModelConfig
@@ -33,15 +37,17 @@ SCALES = (0.75, 1.0, 1.4)
 
 
 class ContourImage(NamedTuple):
-    """Photograph with the borders of all annotators.
+    """Photograph with the borders of all annotators, or with the contours that a network predicted.
 
     Attributes:
         image: (3, h, w) uint8.
-        agreement: (h, w) uint8, fraction of annotators who drew a border at a pixel, times 255.
+        target: (h, w) uint8, fraction of annotators who drew a border at a pixel, or contour strength, times 255.
+        predicted: whether ``target`` is a prediction.
     """
 
     image: Tensor
-    agreement: Tensor
+    target: Tensor
+    predicted: bool = False
 
 
 def read_images(data: BSDS) -> list[ContourImage]:
@@ -53,10 +59,35 @@ def read_images(data: BSDS) -> list[ContourImage]:
     return images
 
 
+def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
+    """Read photographs and their contours, files ``NAME-contours.png`` of ``matbackprop segment --format contours``.
+
+    Photographs without contours are skipped.
+
+    Raises:
+        DataError: no photograph has contours, a file cannot be read, or the sizes of a pair do not match.
+    """
+    pairs = [(path, contours / f"{file_stem(path.stem)}-contours.png") for path in find_pictures([photographs])]
+    pairs = [pair for pair in pairs if pair[1].exists()]
+    if not pairs:
+        raise DataError(
+            f"{contours} has no contours of the photographs in {photographs}. Write them with 'matbackprop segment "
+            f"{photographs} --format contours --out {contours}'."
+        )
+    images = []
+    for path, file in track(pairs, "Reading predicted contours", len(pairs)):
+        target = torch.from_numpy(read_picture(file).pixels[..., 0].copy())
+        image = shrink(read_picture(path).pixels, max(target.shape))
+        if image.shape[1:] != target.shape:
+            raise DataError(f"{file} does not have the shape of {path}. Write the contours again.")
+        images.append(ContourImage(image, target, predicted=True))
+    return images
+
+
 def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
     """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors."""
     draw = torch.rand(8, generator=generator).tolist()
-    image, target = one.image, one.agreement[None]
+    image, target = one.image, one.target[None]
     for chance, axis in ((draw[0], -1), (draw[1], -2)):
         if chance < 0.5:
             image, target = image.flip(axis), target.flip(axis)
@@ -76,19 +107,21 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
     if [*image.shape[-2:]] != size:
         image = nnf.interpolate(image[None], size=size, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
         # Borders remain connected lines when enlarging and when reducing.
-        target = (
-            nnf.adaptive_max_pool2d(target, size)
-            if scale < 1
-            else nnf.interpolate(target[None], size=size, mode="nearest")[0]
-        )
+        if scale < 1:
+            target = nnf.adaptive_max_pool2d(target, size)
+        else:
+            target = nnf.interpolate(target[None], size=size, mode="bilinear" if one.predicted else "nearest")[0]
     if config.jitter:
         gain = 1 + config.jitter * torch.randn(3, 1, 1, generator=generator)
         image = (image * gain + config.jitter / 4 * torch.randn(3, 1, 1, generator=generator)).clamp(0, 1)
-    return {"image": image, "target": target[0]}
+    return {"image": image, "target": target[0], "predicted": torch.tensor(one.predicted)}
 
 
 class ContoursData(Data):
-    """Random crops of the training images, and whole held-out images."""
+    """Random crops of the training images, and whole held-out images.
+
+    With predicted contours, half of the crops of an epoch are from their photographs, taken in turn.
+    """
 
     def __init__(self, config: ContoursConfig) -> None:
         self.config, self.seed = config.data, config.engine.seed
@@ -100,13 +133,20 @@ class ContoursData(Data):
         self.training = read_images(BSDS(self.folder, "train", ids=ids[: self.config.limit]))
         held = BSDS(self.folder, "train", ids=self.held_out[: self.config.limit])
         self.validation = read_images(held) if len(held) else []
+        self.predicted = read_predicted(*self.config.predicted) if self.config.predicted else []
 
     def train_loader(self) -> EpochLoader:
 
-        def item(index: int, epoch: int) -> dict[str, Tensor]:
-            return augment(self.training[index], self.config, generator_for(self.seed, epoch, index))
+        count = len(self.training)
 
-        source = ItemSource(len(self.training), item)
+        def item(index: int, epoch: int) -> dict[str, Tensor]:
+            if index < count:
+                one = self.training[index]
+            else:
+                one = self.predicted[(epoch * count + index - count) % len(self.predicted)]
+            return augment(one, self.config, generator_for(self.seed, epoch, index))
+
+        source = ItemSource(2 * count if self.predicted else count, item)
         return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
@@ -116,7 +156,8 @@ class ContoursData(Data):
 
         def item(index: int, epoch: int) -> dict[str, Tensor]:
             one = self.validation[index]
-            return {"image": one.image.float() / 255, "target": one.agreement.float() / 255}
+            target = one.target.float() / 255
+            return {"image": one.image.float() / 255, "target": target, "predicted": torch.tensor(False)}
 
         return EpochLoader(ItemSource(len(self.validation), item), 1, shuffle=False)
 
@@ -128,23 +169,27 @@ def build_model(config: ContourModelConfig) -> ContourNet:
     return model
 
 
-def contour_loss(logits: Tensor, agreement: Tensor, certain: float = 0.3) -> Tensor:
-    """Compute the class-balanced cross-entropy of contours.
+def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: float = 0.3) -> Tensor:
+    """Compute the cross-entropy of contours.
 
-    Pixels marked by some annotators, but by less than the fraction ``certain``, are ignored.
+    It is balanced between borders and interior for annotated images. Pixels marked by some annotators, but by less than
+    the fraction ``certain``, are ignored. Predicted contours are targets for every pixel, with equal weights.
 
     Args:
         logits: (b, h, w).
-        agreement: (b, h, w), fraction of the annotators who drew a border.
+        target: (b, h, w), fraction of the annotators who drew a border, or predicted strength.
+        predicted: (b,), whether a target is a prediction.
         certain: minimum fraction of annotators for a border.
 
     Returns:
         The weighted mean over all pixels, times 4.5.
     """
-    border, interior = (agreement >= certain).float(), (agreement == 0).float()
+    predicted = predicted[:, None, None]
+    border, interior = (target >= certain) & ~predicted, (target == 0) & ~predicted
     inside = interior.sum() / (border.sum() + interior.sum()).clamp(min=1)
-    weight = border * inside + interior * 1.1 * (1 - inside)
-    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), border, reduction="none")
+    weight = border * inside + interior * 1.1 * (1 - inside) + predicted / 9
+    label = torch.where(predicted, target, border.float())
+    entropy = nnf.binary_cross_entropy_with_logits(logits.float(), label, reduction="none")
     return (entropy * weight).mean() * 4.5
 
 
@@ -163,8 +208,9 @@ class ContoursModule(System):
     def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss of the output, and the sum of the losses of the levels."""
         first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
-        sides = torch.stack([contour_loss(level, batch["target"]) for level in levels])
-        return contour_loss(first, batch["target"]), sides.sum()
+        targets = batch["target"], batch["predicted"]
+        sides = torch.stack([contour_loss(level, *targets) for level in levels])
+        return contour_loss(first, *targets), sides.sum()
 
     def start(self, data: ContoursData) -> None:
         """Use the memory layout that is fastest for convolutions."""
@@ -246,6 +292,6 @@ def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
     for one in (data.validation or data.training)[:6]:
         with torch.no_grad():
             contours = model.contours(one.image[None].to(module.device).float() / 255)[0]
-        gray = [np.round(255 * contours.cpu().numpy()).astype(np.uint8), one.agreement.numpy()]
+        gray = [np.round(255 * contours.cpu().numpy()).astype(np.uint8), one.target.numpy()]
         rows.append([one.image.permute(1, 2, 0).numpy(), *(np.repeat(g[..., None], 3, -1) for g in gray)])
     segmentation_grid(["Image", "Contours", "People"], rows, run.figure_path("contours.png"))
