@@ -6,11 +6,12 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from matbackprop.vision.versions import git_revision
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -24,12 +25,11 @@ def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
 
 def provenance() -> dict[str, str]:
     """Machine, versions and revision of a summary."""
-    git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True)
     return {
         "machine": f"{platform.platform()}, {os.cpu_count()} processors",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "revision": git.stdout.strip(),
+        "revision": git_revision()["git"] or "",
     }
 
 

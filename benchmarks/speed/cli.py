@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Config:
-    """Measure the suites pooling, functions, decompositions, inverse-root, ncuts, segmentation, gradient-error and
-    training-step.
+    """Measure the suites pooling, functions, decompositions, inverse-root, ncuts, segmentation and training-step.
 
     Packages that are not installed are reported as missing.
     """

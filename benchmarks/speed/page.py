@@ -17,7 +17,6 @@ TITLES = {
     "inverse-root": "Inverse roots for preconditioners",
     "ncuts": "Normalized-cut objectives, forward + backward",
     "segmentation": "Features to segmentations",
-    "gradient-error": "Error of the gradient",
     "training-step": "A training step",
 }
 
@@ -126,24 +125,6 @@ def _plot_sizes(results: Results, folder: Path) -> list[str]:
     return names
 
 
-def _plot_gap(results: Results, folder: Path) -> list[str]:
-    """Error of the gradient of log against the gap of two eigenvalues; nonfinite errors are drawn at the top."""
-    records = [r for r in results.records if r.suite == "gradient-error" and "gap" in r.parameters and r.status == "ok"]
-    if not records:
-        return []
-    ceiling, floor, zero = 1e3, 1e-17, 1e-16
-    series = {}
-    for method in _methods(records):
-        mine = [r for r in records if r.method == method]
-        gaps = [max(float(r.parameters["gap"]), zero) for r in mine]
-        errors = [min(max(e, floor), ceiling) if (e := float(r.error or 0.0)) == e else ceiling for r in mine]
-        series[method] = (gaps, errors)
-    title, name = "gradient of the matrix logarithm, float64; top: NaN or Inf", f"{results.name}-gap.svg"
-    xlabel = "gap of two eigenvalues (leftmost: none)"
-    lines(series, folder / name, title=title, xlabel=xlabel, ylabel="relative error", log="xy")
-    return [name]
-
-
 def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
     machine = results.machine
     versions = ", ".join(f"{k} {v}" for k, v in machine["versions"].items())
@@ -162,7 +143,7 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
         text += [f"### {title}", ""]
         for function in dict.fromkeys(r.parameters.get("function") for r in records):  # so that no column is empty
             text += _table([r for r in records if r.parameters.get("function") == function])
-        plots = {"functions": _plot_sizes, "gradient-error": _plot_gap}.get(suite, lambda *_: [])(results, figures)
+        plots = _plot_sizes(results, figures) if suite == "functions" else []
         text += [f"![{title}]({link}/{name})" for name in plots]
         text.append("")
     return text

@@ -5,7 +5,6 @@ Each factory imports its package when it is called and raises :class:`MissingPee
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
 from collections.abc import Callable, Iterator
@@ -14,8 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from matbackprop.vision.serve.gradients import isqrt
 
 
 class MissingPeer(Exception):
@@ -157,129 +154,6 @@ def svd_pool(name: str, eps: float) -> Callable[[Tensor], Tensor]:
         return base * eye + (vh.mT * (g(s.square() + eps) - base).unsqueeze(-2)) @ vh
 
     return pool
-
-
-class _NewtonSchulz(torch.autograd.Function):
-    """`isqrt` with an explicit gradient of its steps, which saves two matrices per step, as MPN-COV's layers do."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, steps: int) -> Tensor:
-        trace = a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        y, z = a / trace, eye.expand_as(a)
-        pairs = []
-        for _ in range(steps):
-            pairs += [y, z]
-            middle = 0.5 * (3 * eye - z @ y)
-            y, z = y @ middle, middle @ z
-        ctx.save_for_backward(a, y, *pairs)
-        return y * trace.sqrt()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # of Y and Z, step by step, then through A/tr A and √tr A
-        (g,), (a, last, *pairs) = gradients, ctx.saved_tensors
-        trace = a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-        eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-        g_y, g_z = g * trace.sqrt(), torch.zeros_like(g)
-        for y, z in zip(pairs[-2::-2], pairs[-1::-2], strict=True):
-            middle = 0.5 * (3 * eye - z @ y)
-            g_middle = -0.5 * (y.mT @ g_y + g_z @ z.mT)
-            g_y, g_z = g_y @ middle.mT + z.mT @ g_middle, middle.mT @ g_z + g_middle @ y.mT
-        of_trace = (g * last).sum((-2, -1)) / (2 * trace[..., 0, 0].sqrt())
-        of_trace = of_trace - (g_y * a).sum((-2, -1)) / trace[..., 0, 0].square()
-        return g_y / trace + of_trace[..., None, None] * eye, None
-
-
-def mpn_cov_root(a: Tensor, steps: int = 5) -> Tensor:
-    """The square root as the layers of MPN-COV compute it: `isqrt` with an explicit gradient; approximate.
-
-    Reference:
-        As for `isqrt`, equations 6 to 11. The authors' layers (github.com/jiangtaoxie/fast-MPN-COV, MIT license) are
-        not copied.
-    """
-    return _NewtonSchulz.apply(a, steps)
-
-
-@functools.cache
-def _binomials(count: int) -> list[float]:
-    """|C(½, k)| for k = 1 … count: (1 − z)^½ = 1 − Σ |C(½, k)| zᵏ."""
-    out = [1.0]
-    for k in range(1, count + 1):
-        out.append(out[-1] * abs(k - 1.5) / k)
-    return out[1:]
-
-
-@functools.cache
-def _pade(degree: int) -> tuple[list[float], list[float]]:
-    """Coefficients p, q of (1 − z)^½ ≈ (1 − Σ pₖzᵏ)/(1 − Σ qₖzᵏ), which agrees with the series up to 2·degree."""
-    series = torch.tensor([1.0, *(-x for x in _binomials(2 * degree))], dtype=torch.float64)
-    rows = torch.stack([series[degree + i + 1 - torch.arange(1, degree + 1)] for i in range(degree)])
-    q = torch.linalg.solve(rows, -series[degree + 1 :])
-    bottom = torch.cat([torch.ones(1, dtype=torch.float64), q])
-    top = torch.stack([(series[: k + 1] * bottom[: k + 1].flip(0)).sum() for k in range(degree + 1)])
-    return (-top[1:]).tolist(), (-q).tolist()
-
-
-def _less_powers(z: Tensor, coefficients: list[float]) -> Tensor:
-    """I − Σ cₖZᵏ."""
-    out, power = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device).expand_as(z), z
-    for k, c in enumerate(coefficients):
-        power = power @ z if k else z
-        out = out - c * power
-    return out
-
-
-class _RootAndLyapunov(torch.autograd.Function):
-    """A series of (I − Z)^½ forward; backward BX + XB = G with the root B, by eight Newton–Schulz steps."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Tensor, rational: bool) -> Tensor:
-        size = torch.linalg.matrix_norm(a)[..., None, None]
-        z = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - a / size
-        if rational:
-            top, bottom = _pade(5)
-            root = torch.linalg.solve(_less_powers(z, bottom), _less_powers(z, top))
-        else:
-            root = _less_powers(z, _binomials(11))
-        root = root * size.sqrt()
-        ctx.save_for_backward(root)
-        return root
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        (b,), (g,) = ctx.saved_tensors, gradients
-        size = torch.linalg.matrix_norm(b)[..., None, None]
-        b, c = b / size, g / size
-        eye = torch.eye(b.shape[-1], dtype=b.dtype, device=b.device)
-        for _ in range(8):
-            square = b @ b
-            rest = 3 * eye - square
-            c = 0.5 * (c @ rest - square @ c + b @ c @ b)
-            b = 0.5 * b @ rest
-        return 0.5 * c, None
-
-
-def pade_root(a: Tensor) -> Tensor:
-    """Square root by the Padé approximant [5, 5] of (1 − z)^½, its gradient by a Lyapunov equation; approximate.
-
-    Reference:
-        Song, Sebe, Wang, "Fast Differentiable Matrix Square Root", ICLR 2022: MPA_Lya. The authors' code
-        (github.com/KingJamesSong/FastDifferentiableMatSqrt, MIT license) is not copied.
-    """
-    return _RootAndLyapunov.apply(a, True)
-
-
-def taylor_root(a: Tensor) -> Tensor:
-    """Square root by eleven terms of the Taylor series: MTP_Lya; approximate."""
-    return _RootAndLyapunov.apply(a, False)
-
-
-APPROXIMATE_ROOTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "iSQRT, 5 steps (approximate)": isqrt,
-    "MPN-COV's iSQRT layer, 5 steps (approximate)": mpn_cov_root,
-    "Padé + Lyapunov steps, MPA_Lya (approximate)": pade_root,
-    "Taylor + Lyapunov steps, MTP_Lya (approximate)": taylor_root,
-}
 
 
 def coupled_newton(a: Tensor, p: int, eps: float, steps: int = 100, tolerance: float = 1e-6) -> Tensor:

@@ -129,10 +129,7 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
             _times("functions", f"eigh {n}", "matbackprop", n / 10, n=n, dtype="float32", function="eigh", batch=2)
             for n in (4, 8)
         ),
-        *(
-            Record("gradient-error", f"gap {g}", "rival", error=e, parameters={"gap": g})
-            for g, e in ((0.1, 1e-9), (0.0, "nan"))
-        ),
+        Record("inverse-root", "relative error", "rival", error="nan", parameters={"function": "error"}),
     ]
     save_results(_results(*records), tmp_path / "results")
     (tmp_path / "results" / "faults.json").write_text('{"survived": 200}')  # a summary of another kind
@@ -143,7 +140,7 @@ def test_page_shows_losses_and_missing_peers(tmp_path):
     assert '**<span title="2–2">2</span>**' in row and row.count("**") == 2 and "missing" in row
     assert "absent is not installed" in text and "| nan |" in text
     figures = sorted(p.name for p in (tmp_path / "docs" / "_static" / "benchmarks").iterdir())
-    assert figures == ["test-1-threads-eigh-float32.svg", "test-1-threads-gap.svg"]
+    assert figures == ["test-1-threads-eigh-float32.svg"]
     assert all(f"_static/benchmarks/{name}" in text for name in figures)
     drawn = {p: p.read_bytes() for p in (tmp_path / "docs").rglob("*.*") if p.is_file()}
     write_page(tmp_path / "results", page)
@@ -158,7 +155,7 @@ def test_page_without_results(tmp_path):
 def test_line_of_a_time_and_of_an_error():
     line = format_record(_times("pooling", "log", "matbackprop", 0.1234))
     assert "0.123 ms (0.123–0.123), 5 MB" in line
-    assert "error 1.0e-09" in format_record(Record("gradient-error", "x", "y", error=1e-9))
+    assert "error 1.0e-09" in format_record(Record("inverse-root", "x", "y", error=1e-9))
 
 
 def test_every_suite_is_on_the_page():

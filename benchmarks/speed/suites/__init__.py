@@ -3,7 +3,6 @@
 from benchmarks.speed.suites.decompositions import decompositions
 from benchmarks.speed.suites.entry import Suite
 from benchmarks.speed.suites.functions import functions
-from benchmarks.speed.suites.gradient_error import gradient_error
 from benchmarks.speed.suites.inverse_root import inverse_root
 from benchmarks.speed.suites.ncuts import ncuts
 from benchmarks.speed.suites.pooling import pooling
@@ -19,7 +18,6 @@ SUITES: dict[str, Suite] = {
     "inverse-root": inverse_root,
     "ncuts": ncuts,
     "segmentation": segmentation,
-    "gradient-error": gradient_error,
     "training-step": training_step,
 }
 """Name → suite, in the order of the page."""

@@ -48,19 +48,17 @@ def _jax_eigh(a: Tensor) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(compiled(x))
 
 
-def log_methods() -> dict[str, Factory]:
-    """Methods for the matrix logarithm."""
-    methods: dict[str, Factory] = {"matbackprop": lambda: lambda a: matrix_function(a, "log")}
-    for method, factory in peers.MATRIX_FUNCTIONS.items():
-        methods[method] = partial(factory, "log")
-    return methods
-
-
 _SOLVERS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {
     "matbackprop": lambda a: lambda: batched_eigh(a),
     "torch.linalg.eigh": lambda a: lambda: torch.linalg.eigh(a),
     "cupy": _cupy_eigh,
     "jax": _jax_eigh,
+}
+
+
+_LOG: dict[str, Factory] = {
+    "matbackprop": lambda: lambda a: matrix_function(a, "log"),
+    **{method: partial(factory, "log") for method, factory in peers.MATRIX_FUNCTIONS.items()},
 }
 
 
@@ -89,7 +87,7 @@ def functions(device: torch.device, scale: Scale) -> Iterator[Entry]:
                     parameters={"batch": batch, "n": n, "dtype": short, "function": "eigh"},
                 )
     for n in [n for n in orders if n <= _LARGEST_LOG]:
-        for method, factory in log_methods().items():
+        for method, factory in _LOG.items():
             yield Entry(
                 f"matrix log forward + backward, float32, {batch}×{n}×{n}",
                 method,

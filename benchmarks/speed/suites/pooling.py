@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.speed import peers
 from benchmarks.speed.suites.entry import Entry, Scale, captured
 from matbackprop.functional._second_order_pool import second_order_pool
+from matbackprop.vision.serve.gradients import isqrt
 
 Factory = Callable[[], Callable[[Tensor], Tensor]]
 
@@ -21,6 +22,7 @@ _WIDE = 256
 _NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
 _PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centering
 _CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
+_ISQRT = "iSQRT, 5 steps (approximate)"
 _TF32 = "iSQRT, 5 steps in TF32 (approximate)"
 
 
@@ -48,9 +50,8 @@ def pool_methods(name: str) -> dict[str, Factory]:
     for method, factory in peers.MATRIX_FUNCTIONS.items():
         methods[method] = partial(_pool_with, factory, name)
     if name == "sqrt":
-        for method, root in peers.APPROXIMATE_ROOTS.items():
-            methods[method] = partial(peers.pool_with, root, EPS)
-        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
+        methods[_ISQRT] = lambda: peers.pool_with(isqrt, EPS)
+        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(isqrt, EPS))
     return methods
 
 
@@ -93,7 +94,7 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
     if device.type != "cuda" or scale != "full":
         return
     for m, d in _NEWER:
-        for method in ("matbackprop", *peers.APPROXIMATE_ROOTS, _TF32):
+        for method in ("matbackprop", _ISQRT, _TF32):
             build = partial(_build, pool_methods("sqrt")[method], 64, m, d)
             yield Entry(
                 f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
@@ -111,7 +112,7 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
     for name, m, d in _CAPTURED:
         for method in (
             "matbackprop",
-            *(("iSQRT, 5 steps (approximate)",) if name == "sqrt" else ()),
+            *((_ISQRT,) if name == "sqrt" else ()),
             "torch.linalg.eigh + autograd",
         ):
             build = partial(_build_captured, pool_methods(name)[method], batch, m, d)
