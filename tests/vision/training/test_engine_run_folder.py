@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import EngineConfig
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -57,26 +56,11 @@ def test_a_corrupt_line_in_the_middle_is_an_error(run):
 
 @pytest.mark.parametrize("name", ["seconds", "best", "best_step", "val/error"])
 def test_an_invalid_final_number_is_an_error(run, name):
-    run.write_summary({"val/error": None, "accuracy": {"fc": 1.0}})
-    assert run.read_summary()["val/error"] is None
+    run.write_summary({"val/error": torch.tensor(0.25), "accuracy": {"fc": float("inf")}})
+    assert run.read_summary() == {"val/error": 0.25, "accuracy": {"fc": None}}
     run.summary_path.write_text(json.dumps({name: {"a": 1}}))
     with pytest.raises(ConfigurationError, match=rf'summary\.json is damaged: "{name}" is'):
         run.read_summary()
-
-
-def test_the_folder_of_figures_is_created(run):
-    assert run.figure_path("curves") == run.path / "figures" / "curves.png"
-    assert run.figure_path("a.svg").parent.is_dir()
-
-
-def test_summary(run):
-    run.write_summary({"val/error": torch.tensor(0.25), "nested": {"inf": float("inf")}})
-    assert json.loads(run.summary_path.read_text()) == {"val/error": 0.25, "nested": {"inf": None}}
-
-
-def test_a_folder_without_a_run(tmp_path):
-    with pytest.raises(ConfigurationError, match="is not a run folder"):
-        RunFolder(tmp_path).read_config()
 
 
 def test_devices_may_change_between_starts_but_not_settings(run):
@@ -85,29 +69,22 @@ def test_devices_may_change_between_starts_but_not_settings(run):
         run.create(EngineConfig(seed=4, gradient_clip=1.0), resume=True)
 
 
-def test_overwriting_removes_the_files_of_a_run(run):
-    run.figure_path("curves").write_bytes(b"")
-    (run.predictions / "validation.npz").write_bytes(b"")
-    (run.checkpoints / "last.ckpt").write_bytes(b"")
+def test_overwriting_removes_the_files_of_a_run_and_keeps_others(run, tmp_path):
+    own = [run.figure_path("curves"), run.predictions / "validation.npz", run.checkpoints / "last.ckpt"]
+    foreign = [run.path / name for name in ("thesis.tex", "notes/a.txt", "figures.txt")]
+    own.append(run.path / "model" / "config.json")
+    for path in (*own, *foreign):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("content")
     run.append_metrics({"step": 1})
-    DeepNCuts.variant("alexnet-relu5", hidden=4).save_pretrained(run.path / "model")
     run.create(EngineConfig(seed=5), overwrite=True)
-    assert run.read_config()["seed"] == 5 and not list((run.path / "model").glob("*"))
-    assert run.read_metrics() == [] and len(run.read_versions()) == 1
-    assert not list(run.checkpoints.iterdir()) and not list(run.figures.iterdir())
+    assert run.read_config()["seed"] == 5 and run.read_metrics() == [] and len(run.read_versions()) == 1
+    assert not any(path.exists() for path in own) and all(path.exists() for path in foreign)
 
 
-@pytest.mark.parametrize("foreign", ["thesis.tex", "notes/a.txt", "figures.txt"])
-def test_overwriting_keeps_the_files_of_others(run, foreign):
-    run.figure_path("curves").write_bytes(b"drawn")
-    (run.path / foreign).parent.mkdir(parents=True, exist_ok=True)
-    (run.path / foreign).write_text("years of work")
-    run.create(EngineConfig(seed=5), overwrite=True)
-    assert (run.path / foreign).read_text() == "years of work"
-    assert not (run.figures / "curves.png").exists()
-
-
-def test_a_foreign_folder_with_a_config_is_not_overwritten(tmp_path):
+def test_a_folder_without_a_run(tmp_path):
+    with pytest.raises(ConfigurationError, match="is not a run folder"):
+        RunFolder(tmp_path).read_config()
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigurationError, match="is not a run folder"):
         RunFolder(tmp_path).create(EngineConfig(), overwrite=True)
@@ -118,13 +95,6 @@ def test_a_run_killed_before_it_had_a_configuration_restarts(run):
     run.config_path.unlink()
     run.create(EngineConfig(seed=5), resume=True)
     assert run.read_config()["seed"] == 5
-
-
-def test_a_locked_folder_is_rejected_until_it_is_released(run):
-    with run.locked(), pytest.raises(ConfigurationError, match="Another process is training"), run.locked():
-        pass
-    with run.locked():
-        pass
 
 
 def test_temporary_files_of_others_are_kept(tmp_path):

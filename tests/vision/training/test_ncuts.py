@@ -2,19 +2,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 import torch
 
 from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.data.bsds import (
-    BSDSSample,
-    pad_stack,
-    prepare_image,
-)
-from matbackprop.vision.models.backbones import build_backbone
+from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.training.config import (
     NCUTS_PRESETS,
     RECIPES,
@@ -31,7 +25,6 @@ from matbackprop.vision.training.ncuts import (
     PreparedSource,
     ShapeLoader,
     augment,
-    build_model,
 )
 
 
@@ -80,11 +73,6 @@ def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
     assert labels.shape == (1, 2, 48, 64)
 
 
-def test_padding():
-    out = pad_stack([np.ones((2, 3), np.int16), np.ones((1, 5), np.int16)], -1, 4)
-    assert out.shape == (2, 4, 8) and out.sum() == 6 + 5 - (64 - 11)
-
-
 def test_batches_contain_images_of_one_shape():
     parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
     images = [prepare_image(p, 16) for p in parts]
@@ -131,12 +119,6 @@ def test_colors_are_drawn_from_seed_and_epoch():
     assert torch.equal(batch.factors, again.factors) and not torch.equal(batch.factors, other.factors)
 
 
-def test_the_data_must_be_named(monkeypatch):
-    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
-    with pytest.raises(DataError, match=r"--data\.root"):
-        ImageDataConfig().folder()
-
-
 # ------------------------------------------------------------------------------------------------------------- losses
 
 
@@ -154,15 +136,6 @@ def test_the_objective_is_that_of_the_cells(options, objective, tolerance):
         assert torch.equal(f[0], module.model(batch.image)[0].reshape(-1, 6)) and f.shape == (1, 12, 6)
 
 
-@pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
-def test_every_objective_has_a_gradient(objective):
-    module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
-    batch = one_image()
-    module.loss(batch)[0].backward()
-    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-    assert module.model.head.first.weight.grad.abs().sum() > 0
-
-
 @pytest.mark.parametrize("preset", ["paper-vgg16-relu4", "soft-vgg16-relu4", "paper-alexnet-relu5"])
 def test_every_weight_has_a_gradient(preset):
     """Layers after the last used map would have none, and DDP would fail."""
@@ -172,36 +145,17 @@ def test_every_weight_has_a_gradient(preset):
     assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
-def test_weights_of_unused_layers_are_skipped(tmp_path):
-    from safetensors.torch import save_file
-
-    whole = build_backbone("vgg16")
-    save_file(whole.state_dict(), tmp_path / "vgg16.safetensors")
-    config = tiny("paper-vgg16-relu4").model
-    model = build_model(dataclasses.replace(config, weights=str(tmp_path / "vgg16.safetensors")))
-    assert len(model.backbone.features) < len(whole.features)
-    assert torch.equal(model.backbone.features[17].weight, whole.features[17].weight)
-
-
-def test_a_single_region_is_finite():
-    one = sample()
-    flat = BSDSSample("flat", one.image, [torch.zeros_like(one.segmentations[0])])
-    for preset, stride in (("smoke", 16), ("paper-alexnet-relu5", 16), ("soft-vgg16-relu4", 8)):
-        module = NCutsModule(tiny(preset))
-        batch = augment(PreparedSource([prepare_image(flat, stride)], None, 0).fetch(torch.tensor([0]), 0))
-        total = module.loss(batch)[0]
-        total.backward()
-        assert torch.isfinite(total)
-
-
-def test_more_regions_than_channels_is_finite():
-    one = sample()
-    many = BSDSSample("many", one.image, [torch.arange(48 * 64).view(48, 64) // 200])
-    images = [prepare_image(many, 16)]
-    module = NCutsModule(tiny())
+@pytest.mark.parametrize("objective", ["j1", "j2", "soft"])
+@pytest.mark.parametrize("regions", [1, 16])
+def test_degenerate_labels_have_finite_gradients(objective, regions):
+    """One region, and more regions than channels."""
+    labels = torch.arange(48 * 64).view(48, 64) * regions // (48 * 64)
+    images = [prepare_image(BSDSSample("a", sample().image, [labels]), 16)]
+    module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
     total = module.loss(augment(PreparedSource(images, None, 0).fetch(torch.tensor([0]), 0)))[0]
-    regions = len(np.unique(images[0].grid))
-    assert regions > 6 and torch.isfinite(total) and total > (regions - 6) / 2 - 0.5
+    total.backward()
+    assert torch.isfinite(total)
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
 
 
 def test_features_of_zeros_are_finite():
@@ -219,28 +173,16 @@ def test_features_of_zeros_are_finite():
 
 
 @pytest.mark.slow
-def test_the_first_command_lowers_the_loss(tmp_path):
-    config = merge(
-        RECIPES["ncuts"].preset("smoke"), {"engine.run": (tmp_path / "run").as_posix(), "engine.progress": False}
-    )
-    config = merge(config, {"engine.tensorboard": False, "engine.report": False, "data.cache": str(tmp_path / "cache")})
-    lines = run_recipe(RECIPES["ncuts"], config).read_metrics()
+def test_the_first_command_lowers_the_loss_and_fills_the_run_folder(tmp_path):
+    changes = {"engine.run": str(tmp_path / "run"), "engine.progress": False, "engine.tensorboard": False}
+    config = merge(RECIPES["ncuts"].preset("smoke"), changes | {"data.cache": str(tmp_path / "cache")})
+    run = run_recipe(RECIPES["ncuts"], config)
+    lines = run.read_metrics()
     validation = [line["val/loss"] for line in lines if "val/loss" in line]
     training = [line["train/loss"] for line in lines if "train/loss" in line]
     assert validation[-1] < validation[0] and sum(training[-8:]) < sum(training[:8])
-
-
-@pytest.mark.slow
-def test_training_lowers_the_objective_and_fills_the_run_folder(tmp_path):
-    config = tiny(rate=1e-2)
-    config.engine = dataclasses.replace(config.engine, run=tmp_path / "run", max_epochs=6)
-    config.data = dataclasses.replace(config.data, cache=tmp_path / "cache", generate=6, batch_size=2)
-    run = run_recipe(RECIPES["ncuts"], config)
-    metrics = run.read_metrics()
-    values = [m["val/objective"] for m in metrics if "val/objective" in m]
-    assert len(values) == 6 and values[-1] < values[0]
-    names = {name for m in metrics for name in m}
-    assert {"layer/rank", "layer/soft_rank", "layer/eigen_max", "layer/gradient_norm", "val/loss"} <= names
+    names = {name for line in lines for name in line}
+    assert {"layer/rank", "layer/soft_rank", "layer/eigen_max", "layer/gradient_norm", "val/objective"} <= names
     assert (run.path / "figures" / "segmentations.png").exists()
 
 

@@ -125,7 +125,7 @@ def _load_into(system: System, state: dict[str, Any], path: Path) -> None:
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
     try:
         fabric = Fabric(
-            accelerator=engine.accelerator, devices=_devices(engine), num_nodes=engine.nodes, strategy=engine.strategy
+            accelerator=engine.accelerator, devices=engine.devices, num_nodes=engine.nodes, strategy=engine.strategy
         )
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
@@ -232,7 +232,7 @@ class _Training:
                 if self.profiler is not None:
                     self.profiler.stop()
             if self.first:
-                self.run_folder.write_summary(self._summary(time.perf_counter() - started))
+                self._write_summary(time.perf_counter() - started)
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
             if self.signals.signum is not None:  # received after the last step
                 self._interrupt(self.signals.signum)
@@ -339,13 +339,13 @@ class _Training:
     def _interrupt(self, signum: int) -> None:
         raise RunInterrupted(signum, self.step, self._last if self._last.exists() else None)
 
-    def _summary(self, seconds: float) -> dict[str, Any]:
+    def _write_summary(self, seconds: float) -> None:
         before = self.run_folder.read_summary()
         summary = before | self.validation | {"epochs": self.epoch, "steps": self.step}
         summary |= {"seconds": before.get("seconds", 0.0) + seconds, "processes": self.fabric.world_size}
         if self.best_score is not None:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
-        return summary
+        self.run_folder.write_summary(summary)
 
     # -------------------------------------------------------------------------------------- NaN and Inf
 
@@ -476,14 +476,6 @@ def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineCon
 
 
 # ------------------------------------------------------------------------------ devices and precision
-
-
-def _devices(engine: EngineConfig) -> Any:
-    """Return ``devices`` for Fabric: "auto", a number, or a list. On the CPU, auto is one process."""
-    text = engine.devices
-    if text == "auto":
-        return "auto" if torch.cuda.is_available() and engine.accelerator != "cpu" else 1
-    return [int(part) for part in text.split(",") if part] if "," in text else int(text)
 
 
 def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
