@@ -116,13 +116,6 @@ def test_a_run_without_a_report_can_be_used(config):
     assert load_classifier(run.path).names
 
 
-def test_resident_regions_train_the_same_network(config, monkeypatch):
-    read, _ = train(config)
-    monkeypatch.setattr("matbackprop.vision.training.regions.fits_device", lambda *regions: True)
-    resident, _ = train(merge(config, {"engine.run": str(config.engine.run) + "-resident"}))
-    assert same(read, resident)
-
-
 def test_the_tuning_split_takes_training_images_only(config):
     _, data = build(merge(config, {"data.split": "tuning"}))
     assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())  # the model is not kept alive
@@ -182,10 +175,7 @@ def test_rates_follow_the_schedule(config):
     assert rates[2:] == sorted(rates[2:], reverse=True) and 0 < rates[-1] < 0.5 * config.optimizer.rate
 
 
-def test_missing_data_name_the_options(monkeypatch, tmp_path):
-    monkeypatch.delenv("MATBACKPROP_DATA", raising=False)
-    with pytest.raises(DataError, match=r"--data\.root"):
-        RegionDataConfig().folder()
+def test_missing_data_are_named(tmp_path):
     with pytest.raises(DataError, match="No annotations"):
         region_sets(RegionDataConfig(root=tmp_path))
 
