@@ -53,6 +53,7 @@ CASES = [
     (f"{TRAIN} --data.threads {HUGE}", "threads is"),
     (f"{TRAIN} --data.canvas 1", "canvas 1 is too small for .* of alexnet. Use at least [0-9]+ pixels"),
     (f"{TRAIN} --model.eps 0", "eps must be positive for function 'log', got 0"),
+    ("train o2p --run @/photo.png/run", "photo.png.*Check the path"),
     ("demo --epochs 0 --run @/out", "epochs is 0"),
     ("demo --images 0 --run @/out", "images is 0"),
     (f"{TRAIN} --optimizer.rate 1e308", "rate is"),

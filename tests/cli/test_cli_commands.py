@@ -1,6 +1,5 @@
 """The command line: help of every command, errors as one message, presets, files and options."""
 
-import importlib
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ import pytest
 from helpers.command_line import call
 from matbackprop import cli
 from matbackprop.cli import COMMANDS, GROUPS, doctor, main
-from matbackprop.errors import DataError, MissingExtraError
+from matbackprop.errors import DataError
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,13 +36,6 @@ def test_overview_lists_everything(capsys):
         assert call(*words) == 0
         out = " ".join(capsys.readouterr().out.split())  # the summaries are wrapped
         assert all(name in out and command.summary in out for name, command in COMMANDS.items())
-
-
-def test_every_command_defines_its_functions():
-    for name, command in COMMANDS.items():
-        module = importlib.import_module(command.module)
-        assert callable(getattr(module, command.main)), name
-        assert hasattr(module, command.parse or command.config), name
 
 
 @pytest.mark.parametrize(
@@ -147,13 +139,6 @@ def test_a_missing_dependency_names_the_extra_to_install(words, module, extra, m
     assert capsys.readouterr().err.endswith(
         f"{module} is not installed. Install it with: pip install 'matbackprop[{extra}]'\n"
     )
-
-
-def test_the_library_names_the_extra_of_an_option(monkeypatch, capsys):
-    error = MissingExtraError("dense SIFT needs kornia. Install it with: pip install 'matbackprop[sift]'")
-    monkeypatch.setattr(cli, "run", _failing(error))
-    assert call("train", "o2p") == 2
-    assert capsys.readouterr().err == f"matbackprop: error: {error}\n"
 
 
 def test_control_characters_of_names_are_escaped(tmp_path, capsys):
@@ -332,13 +317,6 @@ def test_doctor_detects_wrong_gradients(capsys, monkeypatch):
     monkeypatch.setattr(matbackprop, "matrix_log", lambda a: Wrong.apply(original(a)))
     assert call("doctor") == 1
     assert "WRONG" in capsys.readouterr().out
-
-
-def test_a_folder_that_cannot_be_created_is_one_message(tmp_path, capsys):
-    (tmp_path / "file").write_text("")
-    assert call("train", "o2p", "--run", str(tmp_path / "file" / "run")) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("matbackprop: error: ") and str(tmp_path / "file") in said and "Check the path" in said
 
 
 def test_help_texts_have_no_extra_line_breaks():

@@ -164,17 +164,7 @@ def test_the_preset_of_four_maps_is_the_row_with_its_winning_setting():
     assert made.engine.max_epochs == O2P_PRESETS["maps"].engine.max_epochs
 
 
-@pytest.mark.parametrize(("row", "accelerator", "precision"), [
-    ("o2p", "gpu", "bf16-mixed"), ("o2p", "cpu", "32"), ("sift", "gpu", "32"),
-])  # fmt: skip
-def test_half_precision_is_for_networks_on_gpus(row, accelerator, precision):
-    table = Table1(Config(accelerator=accelerator))
-    assert table.recipe(Table1.rows[row], "seed", 0, {}).engine.precision == precision
-
-
 def test_bad_options_are_reported(config):
-    with pytest.raises(ConfigurationError, match="Unknown row 'resnet'"):
-        Table1(Config(rows=("resnet",)))
     with pytest.raises(ConfigurationError, match=r"--data\.split is set by the table"):
         Table1(Config(data=RegionDataConfig(split="tuning")))
     with pytest.raises(DataError, match="no finished run"):

@@ -36,8 +36,3 @@ def test_scores_of_a_method_and_of_humans(root):
     people = run_baseline(HUMANS, data, Workers())
     mean = np.mean([best for best, _ in people["per_image"].values()])
     assert people["scores"]["paper_best"] == pytest.approx(mean, abs=1e-6)
-
-
-def test_some_images_without_boundaries(root):
-    actual = run_baseline("fixed_grids", BSDS(root, "val", ids=["a", "c"]), Workers())
-    assert list(actual["per_image"]) == ["a", "c"] and "boundary_ods" not in actual["scores"]

@@ -27,15 +27,6 @@ def test_thinning_is_that_of_scikit_image(seed, fraction):
     np.testing.assert_array_equal(thin_boundaries(mask), thin(mask))
 
 
-def test_boundary_of_one_region_is_empty():
-    assert not boundary_map(np.full((5, 6), 3)).any()
-
-
-def test_boundary_is_invariant_to_label_numbers():
-    labels = np.random.default_rng(0).integers(0, 3, (9, 12)).repeat(3, 0).repeat(3, 1)
-    np.testing.assert_array_equal(boundary_map(labels), boundary_map(np.array([7, 1, 900])[labels]))
-
-
 def assignment(boundary, truth, radius):
     """Size of the largest matching, from the dense assignment problem."""
     one, two = np.argwhere(boundary), np.argwhere(truth)

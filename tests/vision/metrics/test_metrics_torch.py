@@ -102,7 +102,3 @@ def test_another_number_of_segmentations_is_rejected():
         metric.update(maps[:2], human)
     with pytest.raises(ShapeError, match="Resize one of them"):
         metric.update(np.zeros((3, 4, 4), int), human)
-
-
-def test_directions():
-    assert SegmentationCovering.higher_is_better and not VariationOfInformation.higher_is_better

@@ -87,30 +87,6 @@ def test_a_backbone_ends_with_the_last_requested_map(name):
         whole(image, ["nothing"])
 
 
-def test_an_unknown_backbone_names_the_known_ones():
-    with pytest.raises(ConfigurationError, match=r"Unknown backbone 'resnet'\. Backbones: alexnet, .*vgg16"):
-        build_backbone("resnet")
-
-
-@pytest.mark.parametrize("tap", ["relu1", "relu5", "pool5"])
-def test_the_grid_is_centered_on_the_receptive_fields(tap):
-    """The gradient of one cell with respect to the image is centered at the position in ``info``."""
-    backbone = built("alexnet").double()
-    for p in backbone.parameters():
-        p.data.abs_()  # positive weights: every pixel of the receptive field counts, no ReLU is inactive
-    info = backbone.info(tap)
-    image = torch.rand(1, 3, 227, 227, dtype=torch.float64, requires_grad=True)
-    features = backbone(image, [tap])[tap]
-    cell = (features.shape[-2] // 2, features.shape[-1] // 2 - 1)
-    (gradient,) = torch.autograd.grad(features[0, :, cell[0], cell[1]].sum(), image)
-    rows, columns = (torch.nonzero(gradient.abs().sum((0, 1, d)))[:, 0] for d in (3, 2))
-    # max pooling uses one of three cells, so the edge of the field varies by up to the stride
-    assert float(rows.min() + rows.max()) / 2 == pytest.approx(info.offset + info.stride * cell[0], abs=info.stride)
-    assert float(columns.min() + columns.max()) / 2 == pytest.approx(
-        info.offset + info.stride * cell[1], abs=info.stride
-    )
-
-
 def test_vgg_grids_tile_the_image():
     assert build_backbone("vgg16").info("pool5") == TapInfo(512, 32, 15.5, 32)
     assert build_backbone("vgg16").info("relu1_1") == TapInfo(64, 1, 0.0, 1)
@@ -125,17 +101,6 @@ def test_a_backbone_gets_its_input_normalization():
     expected = (colors - torch.tensor(Own.mean).view(3, 1, 1)) / torch.tensor(Own.std).view(3, 1, 1)
     torch.testing.assert_close(own(normalize(colors), ["image"])["image"], expected, rtol=1e-6, atol=1e-6)
     assert (Backbone.mean, Backbone.std) == (IMAGENET_MEAN, IMAGENET_STD)
-
-
-def test_efficientnet_is_padded_as_tensorflow_pads_even_sizes():
-    """The first convolution against one with explicit padding."""
-    backbone = built("efficientnet-lite2")
-    image = torch.randn(1, 3, 32, 48, generator=torch.Generator().manual_seed(0))
-    plain = nn.functional.conv2d(nn.functional.pad(image, (0, 1, 0, 1)), backbone._conv_stem.weight, stride=2)
-    norm = backbone._bn0
-    torch.testing.assert_close(backbone._conv_stem(image, norm), norm(plain), rtol=1e-4, atol=1e-5)
-    cut = backbone._conv_stem(image[..., :31, :47], norm)
-    assert cut.shape[-2:] == (16, 24)  # the last pixel has its cell at any size
 
 
 def test_folded_batch_normalization_equals_separate_layers():

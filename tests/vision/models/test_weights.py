@@ -217,14 +217,10 @@ def test_saved_models_round_trip(tmp_path):
     assert again.count.item() == 3 and not again.training
     assert json.loads((tmp_path / "m" / "config.json").read_text())["classes"] == ["a"]
     assert sorted(p.name for p in (tmp_path / "m").iterdir()) == ["README.md", "config.json", "model.safetensors"]
-
-
-def test_saved_models_in_half_precision(tmp_path):
-    model = Small(3)
-    model.save_pretrained(tmp_path, dtype=torch.float16)
-    assert load_file(tmp_path / "model.safetensors")["layer.weight"].dtype == torch.float16
-    assert load_file(tmp_path / "model.safetensors")["count"].dtype == torch.int64
-    assert Small.from_pretrained(tmp_path).layer.weight.dtype == torch.float32
+    model.save_pretrained(tmp_path / "m", dtype=torch.float16)
+    state = load_file(tmp_path / "m" / "model.safetensors")
+    assert (state["layer.weight"].dtype, state["count"].dtype) == (torch.float16, torch.int64)
+    assert Small.from_pretrained(tmp_path / "m").layer.weight.dtype == torch.float32
 
 
 def test_wrong_saved_models(tmp_path):
@@ -286,18 +282,6 @@ def test_weights_of_unused_layers_are_skipped(tmp_path):
     save_file(state, tmp_path / "model" / "model.safetensors")
     again = DeepNCuts.from_pretrained(tmp_path / "model")
     assert torch.equal(again.head.first.weight, model.head.first.weight)
-
-
-@pytest.mark.parametrize("text", ["[]", "3", "null", "\x00", "[" * 100_000, '{"class": "DeepNCuts", "arguments": 7}',
-                                  '{"class": "DeepNCuts", "arguments": {"hidden": -3}}',
-                                  '{"class": "DeepNCuts", "arguments": {"hidden": 100000000000}}',
-                                  '{"class": "DeepNCuts", "arguments": {"wings": 2}}'])  # fmt: skip
-def test_invalid_descriptions_are_rejected_in_one_line(tmp_path, text):
-    from matbackprop.vision.models.deep_ncuts import DeepNCuts
-
-    (tmp_path / "config.json").write_text(text)
-    with pytest.raises(WeightsError, match=r"config\.json"):
-        DeepNCuts.from_pretrained(tmp_path)
 
 
 def test_weights_in_eight_bits_are_accurate_to_half_a_step(tmp_path):

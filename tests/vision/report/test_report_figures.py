@@ -82,12 +82,6 @@ def test_inline_drawings_have_unique_ids_and_the_colors_of_the_page():
     assert "url(#one-" in one and "<metadata>" not in one
 
 
-def test_the_same_data_give_the_same_file(tmp_path):
-    for name in ("a.png", "b.png"):
-        figures.lines({"a": ([1, 2, 3], [3.0, 2.0, 1.0])}, tmp_path / name)
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-
-
 def test_mathematical_signs_have_a_glyph(tmp_path):
     figures.lines({"‖Π_λ − Π_Ψ‖², J₂, Fᵀ, ½, ∂": ([1, 2], [1, 2])}, tmp_path / "signs.png")
     assert (tmp_path / "signs.png").exists()  # a missing glyph is a warning, and warnings are errors here

@@ -1,7 +1,7 @@
 """One table in three forms."""
 
 import math
-from html.parser import HTMLParser
+import re
 
 import pytest
 from rich.console import Console
@@ -9,28 +9,6 @@ from rich.console import Console
 from experiments.runs import Measured
 from matbackprop.errors import ShapeError
 from matbackprop.vision.report.tables import Table, format_number
-
-
-class _Cells(HTMLParser):
-    def __init__(self, text):
-        super().__init__()
-        self.rows, self._cell = [], None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        if tag == "tr":
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self._cell = ""
-
-    def handle_data(self, data):
-        if self._cell is not None:
-            self._cell += data
-
-    def handle_endtag(self, tag):
-        if tag in ("td", "th"):
-            self.rows[-1].append(self._cell)
-            self._cell = None
 
 
 @pytest.fixture
@@ -69,10 +47,9 @@ def test_markdown_marks_the_best_and_escapes_pipes(table):
 
 
 def test_html_contains_the_same_cells_and_escapes(table):
-    cells = _Cells(table.html()).rows
-    assert cells[0] == ["row", "error", "time"]
-    assert cells[2] == ["<b>", "24.0", ""]
-    assert "&lt;b&gt;" in table.html()
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.html().split("<tr>")[1:]]
+    assert rows[0] == ["row", "error", "time"]
+    assert rows[2] == ["&lt;b&gt;", "<b>24.0</b>", ""]
 
 
 def test_console_shows_every_cell(table):

@@ -68,6 +68,7 @@ def test_a_click_divides_or_unites_the_region_under_it(analysis):
     three = two.edited(110, 10, "split")
     assert three.count == 3 and (three.mask(110, 10) < right).any() and (three.mask(110, 10) <= right).all()
     again = three.edited(110, 10, "merge")
+    assert analysis.at(0.0).edited(10, 10, "split").edits == ()  # a leaf cannot be divided
     assert again.count == 2 and np.array_equal(again.mask(110, 10), right)
 
 
@@ -81,16 +82,12 @@ def test_edits_and_names_survive_the_slider(analysis):
             assert not set(moved.partition[leaves]) & set(moved.partition[~leaves])
         assert np.array_equal(moved.mask(10, 10), edited.mask(10, 10))
         assert moved.names[moved.region(10, 10)] == "left"
+    (edit,) = with_regions(analysis, 3).edited(110, 10, "merge").edits
+    for count in (1, 3, 8):  # merged regions stay merged
+        moved = with_regions(with_regions(analysis, 3).edited(110, 10, "merge"), count)
+        assert len(np.unique(moved.partition[edit.leaves])) == 1
     assert with_regions(edited, 12).count > edited.count  # the halves are divided further
     assert with_regions(edited, 6).at(two.height).count == edited.count
-
-
-def test_united_regions_stay_united_when_the_slider_shows_more(analysis):
-    three = with_regions(analysis, 3)
-    united = three.edited(110, 10, "merge")
-    (edit,) = united.edits
-    for count in (1, 3, 8):
-        assert len(np.unique(with_regions(united, count).partition[edit.leaves])) == 1
 
 
 def test_undo_reverts_edits_and_names_but_not_the_slider(analysis):
@@ -100,11 +97,6 @@ def test_undo_reverts_edits_and_names_but_not_the_slider(analysis):
     assert not any(unnamed.names) and unnamed.edits and unnamed.height == done.height
     assert unnamed.undone().edits == ()
     assert analysis.undone() is analysis
-
-
-def test_a_region_that_cannot_be_divided_is_no_step(analysis):
-    leaf = analysis.at(0.0)
-    assert leaf.edited(10, 10, "split") is leaf
 
 
 def test_a_region_that_is_changed_loses_its_name_and_undo_restores_it(analysis):

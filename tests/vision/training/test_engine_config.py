@@ -9,7 +9,7 @@ import pytest
 
 from matbackprop.cli import train as cli_train
 from matbackprop.errors import ConfigurationError
-from matbackprop.vision.configuration import configuration, differences, from_json, merge, to_json
+from matbackprop.vision.configuration import configuration, from_json, merge, to_json
 from matbackprop.vision.training.config import EngineConfig, Recipe, get_recipe, resolve
 
 
@@ -60,6 +60,7 @@ def test_round_trip_through_json_text():
         ({"engine": {"log_every": 0}}, "engine.log_every is 0. Input should be greater than or equal to 1"),
         ({"engine": {"max_epochs": 10**30}}, "engine.max_epochs is 10*. Input should be less than"),
         ({"engine": {"gradient_clip": -1.0}}, "gradient_clip is -1.0"),
+        ({"engine": {"gradient_clip": float("inf")}}, "gradient_clip is inf"),
         ({"engine": {"devices": "0"}}, "devices is '0'. Use auto"),
         ({"engine": {"resume": True, "overwrite": True}}, "contradict"),
     ],
@@ -67,30 +68,6 @@ def test_round_trip_through_json_text():
 def test_wrong_data_name_the_field(data, message):
     with pytest.raises(ConfigurationError, match=message):
         from_json(Whole, data)
-
-
-@pytest.mark.parametrize(
-    ("recipe", "field", "value"),
-    [
-        ("o2p", "optimizer.rate", -0.01),
-        ("o2p", "optimizer.rate", float("nan")),
-        ("o2p", "optimizer.backbone_factor", -1.0),
-        ("o2p", "optimizer.momentum", 1.0),
-        ("o2p", "optimizer.label_smoothing", 1.5),
-        ("o2p", "data.batch_size", 0),
-        ("ncuts", "train.rate", -0.01),
-        ("ncuts", "train.decay", float("inf")),
-        ("contours", "data.scale", [1.0, -1.0]),
-        ("ncuts", "data.limit", -1),
-    ],
-)
-def test_numbers_that_cannot_train_are_rejected(recipe, field, value):
-    with pytest.raises(ConfigurationError, match=f"{field}.* is .* Input should be"):
-        merge(get_recipe(recipe).preset("smoke"), {field: value})
-
-
-def test_devices_may_be_a_number_in_a_file():
-    assert from_json(Whole, {"engine": {"devices": 8}}).engine.devices == "8"
 
 
 def test_a_configuration_holds_plain_values_only():
@@ -102,6 +79,7 @@ def test_merge_takes_nested_and_dotted_names():
     merged = merge(Whole(), {"part.rate": 2, "engine": {"seed": 5}, "part": {"kind": "y"}})
     assert (merged.part.rate, merged.part.kind, merged.engine.seed) == (2.0, "y", 5)
     assert merged.part.sizes == (1, 2)
+    assert from_json(Whole, {"engine": {"devices": 8}}).engine.devices == "8"
 
 
 @pytest.mark.parametrize(
@@ -142,11 +120,6 @@ def test_presets_are_copied():
         RECIPE.preset("huge")
     with pytest.raises(ConfigurationError, match="Unknown recipe 'x'"):
         get_recipe("x")
-
-
-def test_differences_are_dotted():
-    one, two = to_json(Whole()), to_json(merge(Whole(), {"part.rate": 2.0, "part.sizes": [1]}))
-    assert differences(one, two) == {"part.rate": (0.1, 2.0), "part.sizes": ([1, 2], [1])}
 
 
 @pytest.mark.parametrize("name", ["o2p", "ncuts", "contours"])
