@@ -38,7 +38,7 @@ def test_a_model_is_uploaded_with_its_card(monkeypatch):
     ):
         assert line in card
     api.create_repo.side_effect = OSError("no network")
-    with pytest.raises(WeightsError, match="owner/segmenter cannot be uploaded .* no network"):
+    with pytest.raises(WeightsError, match=r"owner/segmenter cannot be uploaded .* no network"):
         model.push_to_hub("owner/segmenter")
 
 
