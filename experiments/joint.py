@@ -1,0 +1,213 @@
+"""Joint training of contours and normalized cuts, compared with training on contours alone.
+
+The finest feature map of a contour network, reduced to cells of eight pixels, is also trained by the soft
+normalized-cut objective or by J₂ with the segmentation of one annotator. The gradient of the objective passes through
+its projector into the backbone. The objective is used in training only: contours, watershed and hierarchy are those of
+the package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from experiments import runs
+from experiments.bsds500 import hierarchy_of
+from experiments.runs import ExperimentConfig, Measured, Results
+from experiments.table2 import Images
+from matbackprop import normalized_cut_j2, normalized_cut_soft
+from matbackprop.vision.configuration import merge
+from matbackprop.vision.data.bsds import BSDS, find_root
+from matbackprop.vision.data.cache import dataset_folder
+from matbackprop.vision.devices import processors
+from matbackprop.vision.inference.segmenting import network_contours
+from matbackprop.vision.metrics import ImageScores, contour_counts, paired_bootstrap, score_image, summarize
+from matbackprop.vision.metrics.evaluation import boundary_scores
+from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.report.tables import Table
+from matbackprop.vision.training.config import RECIPES, ContoursConfig
+from matbackprop.vision.training.contours import ContoursData, ContoursModule, augment
+from matbackprop.vision.training.engine import fit
+from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.vision.workers import Workers
+
+CELL = 8
+"""Side in pixels of the cells that are cut."""
+WEIGHT = 0.1
+"""Weight of the objective relative to the loss of the contours; not tuned."""
+OBJECTIVES = {"contours": None, "soft": normalized_cut_soft, "j2": normalized_cut_j2}
+LEVELS = np.arange(2, 100, 3) / 100
+"""Heights at which hierarchies are cut."""
+COLUMNS = {
+    "contours F ODS": "contours_ods", "contours OIS": "contours_ois", "regions F ODS": "boundary_ods",
+    "regions OIS": "boundary_ois", "covering ODS": "covering_ods", "covering OIS": "covering_ois",
+    "covering best": "covering_best", "VI ODS": "vi_ods",
+}  # fmt: skip
+"""Column of the table → name of the measure."""
+
+
+@dataclass
+class Config(ExperimentConfig):
+    """Train contour networks with and without a normalized-cut objective, and score them."""
+
+    out: Path = Path("results/joint")
+    """Folder of results.jsonl and table.md. Finished runs are not repeated."""
+    rows: tuple[str, ...] = ("contours", "soft")
+    """Objectives next to the contours: contours for none, soft, j2."""
+    preset: str = "efficientnet-lite2"
+    """Preset of the recipe contours."""
+    epochs: int = 16
+    """Epochs of every training."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """Seeds of each row."""
+    images: str = "val"
+    """Split that is scored."""
+    workers: int = 0
+    """Processes for scoring; 0 for one per core."""
+    data: Images = field(default_factory=Images)
+    """Source of the images."""
+
+
+class JointData(ContoursData):
+    """Crops with the segmentation of one annotator, another one in every epoch."""
+
+    def __init__(self, config: ContoursConfig) -> None:
+        super().__init__(config)
+        data = BSDS(self.folder, "train")
+        samples = (data[i] for i in range(len(self.training)))
+        self.people = [[labels.to(torch.uint8) for labels in sample.segmentations] for sample in samples]
+
+    def train_loader(self) -> EpochLoader:
+
+        def item(index: int, epoch: int) -> dict[str, Tensor]:
+            one, people = self.training[index], self.people[index]
+            labels = one._replace(target=people[epoch % len(people)])
+            crop, cut = (augment(x, self.config, generator_for(self.seed, epoch, index)) for x in (one, labels))
+            return {**crop, "labels": (255 * cut["target"][CELL // 2 :: CELL, CELL // 2 :: CELL]).round().long()}
+
+        return EpochLoader(ItemSource(len(self.training), item), self.config.batch_size, seed=self.seed)
+
+
+class JointModule(ContoursModule):
+    """Contour network whose finest features are also trained by an objective."""
+
+    def __init__(self, config: ContoursConfig, objective: Any) -> None:
+        super().__init__(config)
+        self.objective = objective
+        self.features: Tensor
+        self.model.smooth[0].register_forward_hook(self._keep)
+
+    def _keep(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        self.features = output
+
+    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+        loss = super().training_step(batch)
+        if self.objective is None:
+            return loss
+        cells = nnf.adaptive_avg_pool2d(self.features, batch["labels"].shape[-2:]).flatten(2).mT
+        cut = self.objective(cells, batch["labels"].flatten(1)).mean()
+        self.record("train/cut", cut)
+        return loss + WEIGHT * cut
+
+
+class Scored(NamedTuple):
+    """Scores of a hierarchy, and boundary counts of its contours."""
+
+    scores: ImageScores
+    counts: Any
+
+
+def score(task: tuple[str, Any, list[Any]]) -> Scored:
+    """Score the contours of one image and their hierarchy."""
+    name, contours, people = task
+    regions, tree = hierarchy_of(contours)
+    maps = tree.levels([tree.regions_at(height) for height in LEVELS])[:, regions]
+    counts = contour_counts(contours, people, thresholds=len(LEVELS))
+    return Scored(score_image(name, list(maps), people, boundary=True), counts)
+
+
+class Joint:
+    """The table of joint training; see the module."""
+
+    def __init__(self, config: Config) -> None:
+        self.config, self.results = config, Results(config.out)
+        self.chosen = config.chosen(OBJECTIVES)
+
+    def train(self) -> None:
+        """Train and score every row and seed that is missing."""
+        config = self.config
+        root = find_root(dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache))
+        fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": config.device}
+        for seed in config.seeds:
+            for row in self.chosen:
+                recipe = self.recipe(root, row, seed)
+                configuration = {"training": runs.settings(recipe), "row": row, "weight": WEIGHT, "cell": CELL,
+                                 "images": config.images, "levels": len(LEVELS)}  # fmt: skip
+                weights = runs.weights_hash(recipe.model.backbone, recipe.model.weights)
+                provenance = {**fixed, "weights": weights, "configuration": configuration}
+                self.results.run(row, "seed", seed, provenance, partial(self.run, row, recipe, root))
+
+    def recipe(self, root: Path, row: str, seed: int) -> ContoursConfig:
+        """The training configuration of a row and a seed."""
+        engine = runs.NUMBERS_ONLY | {"run": str(runs.WORK / "joint" / f"{row}-seed{seed}"), "seed": seed}
+        engine |= {"accelerator": self.config.accelerator, "max_epochs": self.config.epochs, "progress": True}
+        data = {"root": str(root), "generate": 0, "split": "final", "batch_size": 4, "limit": self.config.data.limit}
+        fields = {f"{part}.{name}": v for part, d in (("engine", engine), ("data", data)) for name, v in d.items()}
+        return merge(RECIPES["contours"].preset(self.config.preset), {**fields, **self.config.overrides()})
+
+    def run(self, row: str, recipe: ContoursConfig, root: Path) -> dict[str, Any]:
+        """Train a row and score its averaged network."""
+        torch.manual_seed(recipe.engine.seed)
+        module = JointModule(recipe, OBJECTIVES[row])
+        fit(recipe, module, JointData(recipe), name=row)
+        model: ContourNet = module.average.module.eval()  # type: ignore[assignment]
+        data = BSDS(root, self.config.images)
+        samples = ((data.ids[i], data[i]) for i in range(min(len(data), self.config.data.limit or len(data))))
+        tasks = [
+            (name, network_contours(model, sample.image[None])[0], [labels.numpy() for labels in sample.segmentations])
+            for name, sample in samples
+        ]
+        with Workers(self.config.workers or processors()) as pool:
+            scored = list(pool.map(score, tasks))
+        contours = boundary_scores([one.counts for one in scored])
+        return {
+            "images": len(scored),
+            "scores": summarize([one.scores for one in scored])
+            | {name.replace("boundary", "contours"): value for name, value in contours.items()},
+            "covering": [round(float(one.scores.covering.mean(1).max()), 5) for one in scored],
+        }
+
+    def summarize(self) -> None:
+        """Write the mean over seeds, with paired intervals against contours alone."""
+        done = {row: list(self.results.runs(row, "seed").values()) for row in self.chosen}
+        covering = {row: np.mean([run["metrics"]["covering"] for run in done[row]], 0) for row in done}
+        body = []
+        for row, all_runs in done.items():
+            cells = [Measured.of([run["metrics"]["scores"][name] for run in all_runs]) for name in COLUMNS.values()]
+            gain = paired_bootstrap(covering[row], covering["contours"])
+            difference = "" if row == "contours" else runs.interval_text(gain._asdict(), 3)
+            seconds = Measured.of([run["metrics"]["seconds"] for run in all_runs])
+            body.append([row, *cells, difference, seconds])
+        first = done["contours"][0]
+        note = (
+            f"{first['metrics']['images']} images of {self.config.images}; mean ± deviation over "
+            f"{len(done['contours'])} seeds. Difference: covering of the best level of an image against the row "
+            "contours, with its 95 % interval. Seconds: training and scoring."
+        )
+        formats = dict.fromkeys(COLUMNS, ".3f") | {"seconds": ".0f"}
+        columns = ["row", *COLUMNS, "difference", "seconds"]
+        table = Table(columns, body, title="Joint training with normalized cuts", note=note, formats=formats)
+        self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Train, score and write the table."""
+    table = Joint(config)
+    return runs.main(config, table.train, table.summarize)
