@@ -111,7 +111,8 @@ class JointModule(ContoursModule):
         loss = super().training_step(batch)
         if self.objective is None:
             return loss
-        cells = nnf.adaptive_avg_pool2d(self.features, batch["labels"].shape[-2:]).flatten(2).mT
+        rows, columns = batch["labels"].shape[-2:]
+        cells = nnf.adaptive_avg_pool2d(self.features, (rows, columns)).flatten(2).mT
         cut = self.objective(cells, batch["labels"].flatten(1)).mean()
         self.record("train/cut", cut)
         return loss + WEIGHT * cut
@@ -188,7 +189,7 @@ class Joint:
         """Write the mean over seeds, with paired intervals against contours alone."""
         done = {row: list(self.results.runs(row, "seed").values()) for row in self.chosen}
         covering = {row: np.mean([run["metrics"]["covering"] for run in done[row]], 0) for row in done}
-        body = []
+        body: list[list[Any]] = []
         for row, all_runs in done.items():
             cells = [Measured.of([run["metrics"]["scores"][name] for run in all_runs]) for name in COLUMNS.values()]
             gain = paired_bootstrap(covering[row], covering["contours"])
