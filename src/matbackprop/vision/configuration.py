@@ -96,11 +96,7 @@ def to_json(config: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any) -> T:
-    """Build a configuration from the result of :func:`to_json`. Missing fields keep their defaults.
-
-    Raises:
-        ConfigurationError: a field is unknown or has a wrong value.
-    """
+    """Build a configuration from the result of :func:`to_json`. Missing fields keep their defaults."""
     try:
         return TypeAdapter(kind).validate_python(data)
     except ValidationError as error:

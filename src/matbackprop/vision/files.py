@@ -20,11 +20,7 @@ _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
 
 
 def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
-    """Read a regular file of at most ``limit`` bytes. Pipes and devices are rejected because they may never end.
-
-    Raises:
-        error: the file does not exist, is not a regular file, is too large, or cannot be read.
-    """
+    """Read a regular file of at most ``limit`` bytes or raise ``error``. Pipes and devices may never end."""
     path = Path(path)
     try:
         if not path.is_file():
@@ -41,17 +37,9 @@ def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError)
 def read_json(
     path: str | Path, kind: type = dict, *, error: type[Exception] = DataError, limit: int = _JSON, what: str = ""
 ) -> Any:
-    """Read an untrusted JSON file.
+    """Read an untrusted JSON file that contains a ``kind``, or raise ``error``.
 
-    Args:
-        path: the file.
-        kind: expected type, ``dict`` or ``list``.
-        error: exception type.
-        limit: maximum number of bytes.
-        what: expected content for the error message, such as "a COCO instances file".
-
-    Raises:
-        error: the file cannot be read, is too large, not JSON, nested too deeply, or not a ``kind``.
+    ``what`` is the expected content for the message, such as "a COCO instances file".
     """
     data, name = read_bytes(path, limit, error), str(path)
     bad = f"is not {what}" if what else "is damaged"
@@ -106,12 +94,7 @@ def show(value: Any, length: int = 60) -> str:
 
 
 def printable(text: str) -> str:
-    """Escape control characters other than line breaks. File names may contain them.
-
-    Example:
-        >>> printable("a\\x1b[31m.png")
-        'a\\\\x1b[31m.png'
-    """
+    """Escape control characters other than line breaks. File names may contain them."""
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 

@@ -62,11 +62,7 @@ def log_on_screen() -> Iterator[None]:
 class Progress:
     """Progress bar on a terminal; otherwise a log message every 30 seconds.
 
-    Args:
-        what: description of the operation, such as ``"Preparing images"``.
-        total: number of steps.
-        done: number of steps completed earlier; excluded from the speed estimate.
-        quiet: disable all output.
+    Steps in ``done`` were completed earlier and do not count for the speed. ``quiet`` disables all output.
     """
 
     _display: Any = None  # all bars share one display

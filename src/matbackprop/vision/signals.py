@@ -63,13 +63,7 @@ def stop_on_signal() -> SignalHandlers:
 
 
 class RunInterrupted(Exception):
-    """Raised if a signal stops a training run, after its state was saved.
-
-    Attributes:
-        signum: the signal.
-        step: number of completed optimizer steps.
-        where: the last checkpoint, or None.
-    """
+    """Raised if the signal ``signum`` stops a run after ``step`` steps; ``where`` is the last checkpoint or None."""
 
     def __init__(self, signum: int, step: int, where: Any) -> None:
         self.signum, self.step, self.where = signum, step, where

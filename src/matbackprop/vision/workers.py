@@ -24,16 +24,8 @@ Item = TypeVar("Item")
 class Workers:
     """Pool of spawned processes with one torch thread each. They ignore Ctrl-C and exit with their parent.
 
-    An exception inside the context kills the processes. If a process dies,
-    :class:`~matbackprop.errors.WorkerError` is raised.
-
-    Args:
-        count: number of processes. If it is 0 or 1, calls run in this process.
-
-    Example:
-        >>> with Workers(0) as workers:
-        ...     list(workers.map(abs, [-2, 1]))
-        [2, 1]
+    If ``count`` is 0 or 1, calls run in this process. An exception inside the context kills the processes. If a process
+    dies, :class:`~matbackprop.errors.WorkerError` is raised.
     """
 
     def __init__(self, count: int = 0) -> None:
@@ -54,11 +46,7 @@ class Workers:
         return done
 
     def map(self, function: Callable[[Item], T], items: Iterable[Item], chunk: int = 1) -> Iterator[T]:
-        """Apply a picklable function to every item, ``chunk`` items per call.
-
-        Yields:
-            Results in order. At most four chunks per process are pending, to bound memory.
-        """
+        """Apply a picklable function to every item in order, ``chunk`` items per call, reading few items ahead."""
         if self._pool is None:
             yield from map(function, items)
             return

@@ -50,25 +50,9 @@ class BSDS(Dataset[BSDSSample]):
             another folder.
         ids: names of the images to use, in this order; by default all images of the split.
 
-    Attributes:
-        ids: names of the images, in the order of the data set.
-
     Raises:
         DataError: a folder is missing, images have no human map, or images in ``ids`` are missing. Corrupted files and
             maps whose size differs from the image raise this error when they are read.
-
-    Example:
-        >>> import tempfile
-        >>> from PIL import Image
-        >>> root = Path(tempfile.mkdtemp())
-        >>> for kind in ("images", "groundTruth"):
-        ...     (root / kind / "train").mkdir(parents=True)
-        >>> Image.new("RGB", (6, 4)).save(root / "images/train/pond.png")
-        >>> for i in (1, 2):
-        ...     Image.new("L", (6, 4), i).save(root / f"groundTruth/train/pond_{i}.png")
-        >>> data = BSDS(root, "train")
-        >>> data.ids, data[0].image.shape, len(data[0].segmentations)
-        (['pond'], torch.Size([3, 4, 6]), 2)
 
     Reference: Martin, Fowlkes, Tal, Malik, ICCV 2001 (BSDS300); Arbelaez, Maire, Fowlkes, Malik, PAMI 2011 (BSDS500).
     """
@@ -140,10 +124,7 @@ def find_root(root: str | Path) -> Path:
 def find_split(root: Path, split: str) -> SplitFiles:
     """Find the images of a split and their human maps in a folder returned by :func:`find_root`.
 
-    Images without a human map and duplicate names are reported as problems; the first of several duplicates is kept.
-
-    Raises:
-        DataError: a folder is missing or contains no image, or the maps of an image have several file formats.
+    Images without a human map and duplicate names are problems; the first of several duplicates is kept.
     """
     bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
     part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
@@ -172,12 +153,7 @@ def find_split(root: Path, split: str) -> SplitFiles:
 
 
 def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSample | None, list[Problem]]:
-    """Read an image and its human maps.
-
-    Returns:
-        The sample with its valid maps, or None if the image cannot be read; and the problems: unreadable files and
-        maps whose size differs from the image.
-    """
+    """Read an image with its valid human maps (None if the image cannot be read), and list all problems."""
     maps: list[Tensor] = []
     problems = []
     pixels: Tensor | None = None
@@ -211,14 +187,9 @@ FOLDS = 5
 
 
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:
-    """Hold out a fifth of the training images, so that test images are not used for tuning.
+    """Return training names and held-out names, so that test images are not used for tuning.
 
-    Args:
-        ids: names of the images.
-        fold: index of the fold. Of the sorted names, fold i holds out those at positions i, i + 5, i + 10, ….
-
-    Returns:
-        Training names and held-out names.
+    Of the sorted names, fold i holds out those at positions i, i + 5, i + 10, ….
 
     Example:
         >>> tuning_split(["c", "a", "b", "f", "e", "d"])
@@ -230,16 +201,9 @@ def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str
 
 
 def labels_to_grid(labels: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Resample a label map to another grid by the majority label of each cell, weighted by area.
+    """Resample a label map (h, w) to another grid by the majority label of each cell, weighted by area.
 
     The sizes need not divide each other. Areas are exact; ties are resolved to the smallest label.
-
-    Args:
-        labels: integers ``(h, w)``; negative values are labels too.
-        grid: height and width of the result.
-
-    Returns:
-        int64 tensor of shape ``grid``, on the device of ``labels``.
 
     Example:
         >>> labels_to_grid(torch.tensor([[0, 0, 0, 1, 1, 2]]), (1, 2))
@@ -266,12 +230,9 @@ def _pieces(size: int, cells: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class PreparedImage:
-    """Image with its human maps on a grid.
+    """Image (3, h, w) with its human maps on a grid (a, round(h/stride), round(w/stride)).
 
-    Attributes:
-        id: image name.
-        image: (3, h, w) uint8.
-        grid: (a, round(h/stride), round(w/stride)) int16, the majority label of each cell for each annotator.
+    A cell has the majority label of its pixels.
     """
 
     id: str

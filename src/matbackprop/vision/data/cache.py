@@ -22,30 +22,14 @@ def default_cache_folder() -> Path:
 
 
 def cache_key(config: Mapping[str, Any]) -> str:
-    """Return a hash of a JSON object, independent of the order of its keys.
-
-    Example:
-        >>> cache_key({"side": 200, "crop": True}) == cache_key({"crop": True, "side": 200})
-        True
-    """
+    """Return a hash of a JSON object, independent of the order of its keys."""
     return hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode()).hexdigest()[:16]
 
 
 def dataset_folder(name: Literal["coco", "BSDS500"], root: Path | None, generate: int, cache: Path | None) -> Path:
     """Return the folder of a data set: generated, given by the user, or under ``MATBACKPROP_DATA``.
 
-    Args:
-        name: layout, and name of the folder under ``MATBACKPROP_DATA``.
-        root: folder given by the user, or None.
-        generate: number of training images to generate instead, with fewer validation images; 0 for none.
-        cache: folder for generated images; None for the default cache.
-
-    Raises:
-        DataError: no data set is available.
-
-    Example:
-        >>> dataset_folder("coco", Path("somewhere"), generate=0, cache=None).name
-        'somewhere'
+    If ``generate`` is positive, this many training images and fewer validation images are written to ``cache``.
     """
     if generate:
         from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco

@@ -33,14 +33,10 @@ _ID = 1 << 63  # identifiers are stored in 64 bits
 
 
 def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
-    """Find the annotation file and the image folder of a split.
+    """Find the annotation file and the image folder of a split such as ``"train"`` or ``"train2017"``.
 
     The official layout is ``annotations/instances_train2017.json`` with ``train2017/``. The year can be omitted, and
-    image folders can be in ``images/``. The split is ``"train"``, ``"val"`` or an official name such as
-    ``"train2017"``.
-
-    Raises:
-        DataError: the file or the folder is missing.
+    image folders can be in ``images/``.
     """
     root = Path(root)
     names = [split] if split[-1:].isdigit() else [split, f"{split}2017", f"{split}2014"]
@@ -82,13 +78,8 @@ class ImageRegions:
 class RegionIndex:
     """Regions of an annotation file.
 
-    Attributes:
-        images: images with their regions, sorted by id.
-        categories: ``{"id": …, "name": …}`` sorted by id. A label is an index into this list.
-        skipped: reason → number of skipped annotations.
-        unused: names of the categories without any region.
-        problems: invalid entries of the file and missing images.
-        annotations: number of annotations in the file.
+    Images and ``categories`` (``{"id": …, "name": …}``) are sorted by id; a label is an index into ``categories``.
+    ``skipped`` counts the skipped annotations by reason, ``unused`` names the categories without any region.
     """
 
     images: list[ImageRegions]
@@ -245,9 +236,7 @@ def read_regions(
 ) -> RegionIndex:
     """Read a COCO-format file with :func:`read_coco` and drop images without regions.
 
-    Raises:
-        DataError: no region is left; or an image is missing or has an invalid entry, unless
-            ``missing_images="skip"``.
+    Missing images and images with an invalid entry raise DataError, unless ``missing_images="skip"``.
     """
     index = read_coco(annotations, images)
     bad = [p for p in index.problems if p.kind == "bad image entry"]
@@ -279,9 +268,8 @@ def open_regions(
     """Read an image and decode its masks.
 
     Returns:
-        RGB pixels (h, w, 3), or None if the image cannot be used; for each usable region its index, its mask (h, w)
-        of zeros and ones and its window (see :func:`region_window`); and the problems. Problems of the kind ``"empty
-        mask"`` can be ignored.
+        RGB pixels (h, w, 3), or None if the image cannot be used; index, mask (h, w) and window of each usable region;
+        and the problems, of which those of the kind ``"empty mask"`` can be ignored.
     """
     try:
         pixels = read_picture(entry.path).pixels
@@ -309,10 +297,7 @@ def open_regions(
 
 
 def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slice] | None:
-    """Return the rows and columns of the box clipped to the image, or of the mask if ``box`` is None.
-
-    The result is None for an empty region.
-    """
+    """Return the rows and columns of the clipped box, or of the mask if there is no box; None if empty."""
     height, width = mask.shape
     if box is None:
         rows, columns = np.nonzero(mask)
@@ -333,9 +318,7 @@ def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slic
 def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]:
     """Decode polygons, compressed or uncompressed run lengths to a uint8 mask (height, width) of zeros and ones.
 
-    Raises:
-        DataError: the format is unknown, the size differs from the image, or the data are corrupted. The message does
-            not name the annotation.
+    Errors do not name the annotation.
     """
     try:
         if isinstance(segmentation, dict):

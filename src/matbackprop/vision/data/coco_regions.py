@@ -44,14 +44,9 @@ _ROW = np.dtype(
 def crop_region(
     image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE, margin: float = 0.0
 ) -> NDArray[np.uint8]:
-    """Crop a region and resize it to a longest side of ``side``.
+    """Crop a window of an RGB image (h, w, 3) and its mask (h, w), and resize it to a longest side of ``side``.
 
-    Args:
-        image: uint8 RGB (h, w, 3).
-        mask: uint8 zeros and ones (h, w).
-        window: rows and columns to crop (see :func:`~matbackprop.vision.data.coco.region_window`).
-        side: longest side of the result.
-        margin: border around the window, as a fraction of its longest side.
+    ``margin`` is a border around the window, as a fraction of its longest side.
 
     Returns:
         uint8 (h', w', 4): red, green, blue, and the fraction of the pixel inside the region in 255ths.
@@ -76,18 +71,13 @@ class Regions:
     """Cropped regions in a cache of :func:`cache_regions`.
 
     Attributes:
-        path: folder of the cache.
         pixels: uint8 (n, side, side, 4), memory-mapped: red, green, blue, and fraction inside the mask. The region is
             in the upper left corner.
         sizes: int64 (n, 2), height and width of the region in ``pixels``.
         labels: int64 (n,), indices into ``categories``.
         areas: float64 (n,), area in the original image, in pixels.
-        image_ids, annotation_ids: int64 (n,).
         categories: ``{"id": …, "name": …}``, sorted by id.
         skipped: reason → number of skipped annotations.
-
-    Raises:
-        DataError: the cache is damaged or incomplete.
     """
 
     def __init__(self, path: Path) -> None:
@@ -164,16 +154,10 @@ def cache_regions(
     missing_images: Literal["raise", "skip"] = "raise",
     workers: int | None = None,
 ) -> Regions:
-    """Crop all regions in parallel, or open the cache if it exists.
+    """Crop all regions in parallel, or open the cache ``folder/regions-<hash>`` if it exists.
 
-    Args:
-        annotations, images: COCO-format file and folder of the images.
-        folder: folder of caches. The cache is its subfolder ``regions-<hash>``.
-        side: longest side of a region in pixels.
-        margin: border around a region's box, as a fraction of its longest side.
-        missing_images: as in :func:`~matbackprop.vision.data.coco.read_regions`. It also applies to images that cannot
-            be read or whose size differs from the annotations.
-        workers: number of processes; None for one per CPU core, 0 for none.
+    ``side`` and ``margin`` are those of :func:`crop_region`. With ``missing_images="raise"``, images that are missing,
+    unreadable or of another size than annotated are errors. ``workers`` is None for one process per CPU core.
     """
     stat = Path(annotations).stat()
     key = cache_key(
@@ -238,9 +222,6 @@ def check_same_categories(train: Regions, validation: Regions) -> None:
 def hold_out_images(image_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Hold out the regions of every fifth image, in the order of ids.
 
-    Returns:
-        Indices of the remaining regions, and of the held-out regions.
-
     Example:
         >>> fit, held_out = hold_out_images(np.array([7, 7, 8, 9, 3, 5]))
         >>> fit.tolist(), held_out.tolist()
@@ -251,16 +232,7 @@ def hold_out_images(image_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_placements(count: int, *, seed: int, epoch: int, jitter: int, flip: bool) -> np.ndarray:
-    """Draw the placements of ``count`` regions in an epoch from (seed, epoch) alone.
-
-    Returns:
-        int64 (count, 3): shifts down and right of at most ``jitter`` pixels, and 1 for a flip.
-
-    Example:
-        >>> placements = draw_placements(3, seed=0, epoch=1, jitter=5, flip=True)
-        >>> placements.shape, bool(abs(placements).max() <= 5)
-        ((3, 3), True)
-    """
+    """Draw shifts down and right of at most ``jitter`` pixels, and flips, int64 (count, 3), from (seed, epoch)."""
     draw = np.random.default_rng([seed, epoch])
     shifts = draw.integers(-jitter, jitter + 1, (count, 2))
     return np.concatenate([shifts, draw.integers(0, 2 if flip else 1, (count, 1))], axis=1)
@@ -320,12 +292,9 @@ def place_regions(
 
 
 class FetchedRegions(NamedTuple):
-    """Batch of regions read from the cache.
+    """Regions (b,) of a batch with their placements (b, 3), see :func:`draw_placements`.
 
-    Attributes:
-        regions: int64 (b,), indices into the cache.
-        placement: int64 (b, 3), see :func:`draw_placements`.
-        pixels: uint8 (b, side, side, 4); None if all regions are on the device.
+    ``pixels`` (b, side, side, 4) is None if all regions are on the device.
     """
 
     regions: Tensor
@@ -334,14 +303,7 @@ class FetchedRegions(NamedTuple):
 
 
 class ImageBatch(NamedTuple):
-    """Batch of regions as network input.
-
-    Attributes:
-        regions: int64 (b,), indices into the cache.
-        target: int64 (b,), classes.
-        image: (b, 3, canvas, canvas), normalized.
-        mask: (b, canvas, canvas), fraction of each pixel inside the region.
-    """
+    """Network input of regions (b,): classes (b,), normalized images, and fractions of pixels inside the regions."""
 
     regions: Tensor
     target: Tensor
@@ -350,16 +312,10 @@ class ImageBatch(NamedTuple):
 
 
 class RegionSource:
-    """Batches of regions for a loader.
+    """Batches of regions for a loader. Item i is region ``positions[i]``.
 
-    Args:
-        regions: the regions.
-        positions: item i of this source is region ``positions[i]``.
-        seed: seed of the placements.
-        jitter: maximum shift from the center of the canvas in pixels.
-        flip: mirror half of the regions.
-        resident: keep the pixels of all regions on the device.
-        canvas, background: as in :func:`place_regions`.
+    ``resident`` keeps the pixels of all regions on the device. Other options are those of :func:`draw_placements` and
+    :func:`place_regions`.
     """
 
     def __init__(

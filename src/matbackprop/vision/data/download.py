@@ -94,15 +94,7 @@ def _fits(path: Path, sha256: str | None, md5: str | None) -> bool:
 
 
 def download_dataset(name: str, folder: str | Path) -> Path:
-    """Download and extract a data set of :data:`DATASETS`. Existing folders are skipped.
-
-    Args:
-        name: ``"bsds500"``, ``"bsds300"`` or ``"coco"``.
-        folder: target folder.
-
-    Raises:
-        DataError: a download failed, or an archive is corrupted.
-    """
+    """Download and extract a data set of :data:`DATASETS` to a folder. Existing parts are skipped."""
     folder = Path(folder)
     for archive in DATASETS[name]:
         if (folder / archive.target).exists():

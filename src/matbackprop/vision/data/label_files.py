@@ -193,14 +193,10 @@ def _check_array(kind: int, data: memoryview, order: str) -> None:
 
 
 def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArray[np.integer]]:
-    """Threshold an ultrametric contour map at evenly spaced levels.
+    """Threshold an ultrametric contour map at levels i/(n + 1), i = 1 … n = ``thresholds``, from fine to coarse.
 
-    Args:
-        ucm: contour strengths in [0, 1], ``(2h + 1, 2w + 1)``. Pixels are at odd positions, contours between them.
-        thresholds: number n of thresholds i/(n + 1), i = 1 … n. Contours at or below a threshold are removed.
-
-    Returns:
-        ``thresholds`` label maps ``(h, w)``, from fine to coarse. Equal neighbors are the same array object.
+    ``ucm`` has strengths in [0, 1], ``(2h + 1, 2w + 1)``: pixels are at odd positions, contours between them. Contours
+    at or below a threshold are removed. Equal neighbors in the result are the same array object.
     """
     from scipy.ndimage import label
 
@@ -348,19 +344,11 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
 def index_label_files(
     folder: str | Path, *, names: Collection[str] | None = None, numbered: Numbered = "yes"
 ) -> dict[str, list[Path]]:
-    """Group the label files in a folder and its subfolders by image.
+    """Group the label files in a folder and its subfolders by image, sorted by name.
 
     The image name is the file name without suffix, and without ``-ucm2`` of contour maps. Files of the same name in
     several subfolders (one per annotator, as in BSDS300) and numbered files ``name_1.png``, ``name_2.png`` … belong to
-    one image.
-
-    Args:
-        folder: folder to search.
-        names: known image names. A file with one of these names is not numbered.
-        numbered: whether a suffix ``_1``, ``_2`` … of ``.png`` and ``.npy`` files is the number of a map.
-
-    Returns:
-        Image name → sorted files, sorted by name.
+    one image, unless their name is in ``names`` or ``numbered`` is "no".
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -44,11 +44,9 @@ VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpe
 
 
 class Picture(NamedTuple):
-    """Decoded picture.
+    """Upright RGB bytes (h, w, 3) of a picture.
 
-    Attributes:
-        pixels: (h, w, 3) upright RGB bytes.
-        rescaled: smallest and largest value before rescaling to 0 … 255; None for 8-bit pictures.
+    ``rescaled`` is the range of values that became 0 … 255; None for 8-bit pictures.
     """
 
     pixels: NDArray[np.uint8]
@@ -147,11 +145,7 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
 
 @contextmanager
 def open_picture(path: str | Path) -> Iterator[ImageFile]:
-    """Open a picture after checking its size. It is decoded in the body of the ``with`` statement.
-
-    Raises:
-        DataError: as in :func:`read_picture`, also for errors in the body. The message starts with the path.
-    """
+    """Open a picture after checking its size. All errors, also of decoding in the body, start with its path."""
     with needs("reading pictures needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
@@ -197,9 +191,6 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
 
 def picture_of(image: Image) -> Picture:
     """Convert an open Pillow image to upright RGB bytes, like :func:`read_picture`. The image is modified.
-
-    Raises:
-        DataError: no value is finite.
 
     Example:
         >>> from PIL import Image
@@ -258,14 +249,9 @@ def _match(pattern: Path) -> list[Path]:
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the paths of pictures in files, folders and patterns.
+    """Return the paths of pictures in files, folders and patterns such as ``holiday/*.jpg`` or ``**/*.png``.
 
-    Args:
-        sources: files, folders of pictures (see :data:`PICTURE_SUFFIXES`), and patterns such as ``holiday/*.jpg`` or
-            ``**/*.png``.
-
-    Returns:
-        Paths in the order of the sources, sorted within each source. Files are not opened and need not exist.
+    Paths are sorted within each source. Files are not opened and need not exist.
 
     Raises:
         DataError: a folder contains no picture, a pattern matches nothing, or ``sources`` is empty.

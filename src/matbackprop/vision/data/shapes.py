@@ -29,13 +29,9 @@ SIZE = (96, 128)
 
 
 class RegionsSample(NamedTuple):
-    """Image with objects.
+    """Image (3, h, w) with objects.
 
-    Attributes:
-        image: uint8 (3, h, w).
-        masks: bool (n, h, w), the visible part of each object.
-        boxes: float32 (n, 4): x, y, width and height of each mask.
-        labels: int64 (n,), indices into :data:`CLASSES`.
+    Visible parts (n, h, w), boxes (n, 4) as x, y, width and height, and indices (n,) into :data:`CLASSES`.
     """
 
     image: Tensor
@@ -45,25 +41,14 @@ class RegionsSample(NamedTuple):
 
 
 class SegmentationSample(NamedTuple):
-    """Image with label maps.
-
-    Attributes:
-        image: uint8 (3, h, w).
-        segmentations: one map int64 (h, w) per annotator; every label, from 0, is one connected component.
-    """
+    """Image (3, h, w) with one label map (h, w) per annotator; every label, from 0, is one component."""
 
     image: Tensor
     segmentations: list[Tensor]
 
 
 def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> RegionsSample:
-    """Draw an image with one to four objects on a textured background.
-
-    Example:
-        >>> sample = draw_regions(1)
-        >>> sample.image.shape, sample.masks.shape[1:]
-        (torch.Size([3, 96, 128]), torch.Size([96, 128]))
-    """
+    """Draw an image with one to four objects on a textured background."""
     draw = np.random.default_rng([seed, 1, index])
     h, w = size
     image = _texture(draw, size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
@@ -92,15 +77,7 @@ def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> 
 
 
 def draw_segmentation(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> SegmentationSample:
-    """Draw an image of two areas with two to five shapes, and three label maps.
-
-    The first annotator draws every region; the others omit some.
-
-    Example:
-        >>> sample = draw_segmentation(0)
-        >>> len(sample.segmentations), sample.segmentations[0].shape
-        (3, torch.Size([96, 128]))
-    """
+    """Draw an image of two areas with two to five shapes; the first of three annotators draws every region."""
     draw = np.random.default_rng([seed, 2, index])
     h, w = size
     y, x = np.mgrid[:h, :w]

@@ -23,15 +23,7 @@ _FIX = "Restore a copy, or start again with --overwrite."
 
 
 def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
-    """Write a checkpoint atomically.
-
-    Args:
-        content: nested dicts, lists and tuples of tensors, numbers, strings and None.
-        path: target file.
-
-    Raises:
-        CheckpointError: ``content`` contains an object of another type.
-    """
+    """Write nested dicts, lists and tuples of tensors and plain values atomically, or raise CheckpointError."""
     path = Path(path)
     plain = _plain(content, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,11 +35,7 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Verify the checksums of a checkpoint and read it with ``torch.load(weights_only=True)``.
-
-    Raises:
-        CheckpointError: the file is missing, corrupted, or not a checkpoint.
-    """
+    """Verify the checksums and read with ``weights_only=True``. Raise CheckpointError for any other file."""
     path = Path(path)
     if not path.is_file():
         reason = "it is not a regular file" if path.exists() else "no such file"

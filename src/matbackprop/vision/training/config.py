@@ -109,13 +109,9 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Training recipe.
+    """Training recipe, as in ``matbackprop train NAME``.
 
-    Attributes:
-        name: name of the recipe in ``matbackprop train NAME``.
-        config_class: dataclass of the configuration, with a field ``engine``.
-        presets: name → configuration; ``smoke`` is the default, ``fine-tune`` the default for saved models.
-        summary: one sentence for ``--help``.
+    The preset ``smoke`` is the default, ``fine-tune`` the default for saved models. ``summary`` is for ``--help``.
     """
 
     name: str

@@ -34,23 +34,13 @@ class BatchSource(Protocol):
 
 
 def generator_for(*keys: int) -> torch.Generator:
-    """Return a generator seeded by ``keys``, for example ``(seed, epoch, index)`` for augmentation.
-
-    Example:
-        >>> torch.rand(1, generator=generator_for(0, 3, 7)) == torch.rand(1, generator=generator_for(0, 3, 7))
-        tensor([True])
-    """
+    """Return a generator seeded by ``keys``, for example ``(seed, epoch, index)`` for augmentation."""
     word = np.random.SeedSequence([int(k) & 0xFFFFFFFFFFFFFFFF for k in keys]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(word) & 0x7FFFFFFFFFFFFFFF)
 
 
 class ItemSource:
-    """:class:`BatchSource` that stacks the results of a function of one item.
-
-    Args:
-        length: number of items.
-        item: function ``item(index, epoch)`` that returns a tensor, a number, or a dict or tuple of them.
-    """
+    """:class:`BatchSource` that stacks the tensors, numbers, dicts or tuples returned by ``item(index, epoch)``."""
 
     def __init__(self, length: int, item: Callable[[int, int], Any]) -> None:
         self.length, self.item = length, item
@@ -67,15 +57,7 @@ class EpochLoader:
 
     With W processes, process r reads the r-th part of each batch of W·batch_size items. In training (``shuffle``), an
     incomplete last batch is dropped, and items are repeated if there are too few for one batch. In evaluation, every
-    item is used once.
-
-    Args:
-        source: source of the batches.
-        batch_size: items per process and batch.
-        seed: seed of the order.
-        shuffle: use a new order in every epoch; otherwise 0, 1, 2, …
-        threads: number of threads that read ahead; 0 to read in the calling thread. If CUDA is available, threads copy
-            batches to page-locked memory.
+    item is used once. ``threads`` read ahead, to page-locked memory if CUDA is available.
 
     Example:
         >>> source = ItemSource(4, lambda index, epoch: torch.tensor(index))

@@ -64,13 +64,7 @@ class ImagesBatch(NamedTuple):
 
 
 class PreparedSource:
-    """Batches of prepared images with the random numbers of their augmentation.
-
-    Args:
-        images: the images.
-        config: flips and color changes; None for evaluation.
-        seed: seed of the augmentation.
-    """
+    """Batches of prepared images with the random numbers of their augmentation; ``config`` is None for evaluation."""
 
     def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
         self.images, self.config, self.seed = images, config, seed

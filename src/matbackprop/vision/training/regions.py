@@ -53,13 +53,7 @@ RegionBatch = ImageBatch | VectorBatch
 
 
 class VectorSource:
-    """Source of batches of precomputed descriptors, which are kept on the device.
-
-    Args:
-        vectors: descriptors (n, d) of all regions.
-        labels: classes (n,) of all regions.
-        positions: indices of the regions of this source.
-    """
+    """Batches of precomputed descriptors (n, d), kept on the device; ``positions`` are the regions of this source."""
 
     resident = True
 
@@ -81,13 +75,7 @@ class VectorSource:
 
 
 class RegionData(Data):
-    """Regions of the configured split.
-
-    Args:
-        config: the configuration.
-        regions: training and validation regions (:func:`region_sets`).
-        vectors: precomputed descriptors, if features are not trained (:func:`describe`).
-    """
+    """Regions of the configured split. ``vectors`` are precomputed descriptors (:func:`describe`), if any."""
 
     def __init__(
         self, config: O2PConfig, regions: tuple[Regions, Regions], vectors: tuple[Tensor, Tensor] | None = None

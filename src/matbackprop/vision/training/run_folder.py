@@ -72,10 +72,7 @@ class RunFolder:
     def check(self, config: Any, *, resume: bool = False, overwrite: bool = False) -> None:
         """Raise ConfigurationError unless a run with this configuration may use the folder.
 
-        Args:
-            config: a configuration or its JSON form.
-            resume: continue the run in the folder. Fields that affect its results must not differ.
-            overwrite: replace the run in the folder.
+        A resumed run must not differ in fields that affect its results.
         """
         if not any((self.path / name).exists() for name in _FILES):
             return
@@ -126,11 +123,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the folder, creating it if needed. The lock is released if the process is killed.
-
-        Raises:
-            ConfigurationError: another process holds the lock.
-        """
+        """Lock the folder or raise ConfigurationError. The lock is released if the process is killed."""
         from filelock import FileLock, Timeout
 
         self.path.mkdir(parents=True, exist_ok=True)

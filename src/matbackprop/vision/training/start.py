@@ -20,13 +20,7 @@ _CLASSES = {"o2p": "RegionClassifier", "ncuts": "DeepNCuts", "contours": "Contou
 def saved_fields(recipe: Recipe, source: str) -> dict[str, dict[str, Any]]:
     """Return the configuration fields for fine-tuning a saved model.
 
-    Args:
-        recipe: the recipe.
-        source: ``"box"``, a folder of ``save_pretrained``, a run folder, or ``"owner/name"`` on the hub.
-
-    Raises:
-        WeightsError: the model does not exist.
-        ConfigurationError: the model belongs to another recipe.
+    ``source`` is ``"box"``, a folder of ``save_pretrained``, a run folder, or ``"owner/name"`` on the hub.
     """
     source = f"{BOX}/classifier" if recipe.name == "o2p" and source == BOX else source
     saved = pretrained_config(model_folder(source))
@@ -48,11 +42,8 @@ def saved_fields(recipe: Recipe, source: str) -> dict[str, dict[str, Any]]:
 def load_start(model: nn.Module, backbone: str, weights: str) -> None:
     """Load starting weights into a model with a submodule ``backbone``.
 
-    Args:
-        model: the model.
-        backbone: name of its backbone.
-        weights: as in :func:`~matbackprop.vision.models.backbones.published.load_backbone_weights`, or a saved model
-            of the same architecture. If its classes differ, the classifier is initialized randomly.
+    ``weights`` is as in :func:`~matbackprop.vision.models.backbones.published.load_backbone_weights`, or a saved model
+    of the same architecture. If its classes differ, the classifier is initialized randomly.
     """
     if weights in ("imagenet", "none") or weights.endswith(".safetensors"):
         load_backbone_weights(model.backbone, backbone, weights)  # type: ignore[arg-type]

@@ -16,15 +16,7 @@ from matbackprop.vision.training.loading import EpochLoader
 
 
 class Means:
-    """Weighted means of named numbers. Sums are kept on their device until they are read.
-
-    Example:
-        >>> means = Means()
-        >>> means.add("loss", torch.tensor(1.0), weight=1)
-        >>> means.add("loss", torch.tensor(4.0), weight=2)
-        >>> means.flush()
-        {'loss': 3.0}
-    """
+    """Weighted means of named numbers. Sums are kept on their device until they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, tuple[Tensor, float]] = {}
@@ -38,19 +30,13 @@ class Means:
         self._sums[name] = value, weight
 
     def state_dict(self) -> dict[str, tuple[Tensor, float]]:
-        """Return the sums."""
         return dict(self._sums)
 
     def load_state_dict(self, state: Mapping[str, tuple[Tensor, float]]) -> None:
-        """Restore the result of :meth:`state_dict`."""
         self._sums = {name: (total, float(weight)) for name, (total, weight) in state.items()}
 
     def flush(self, reduce_on: torch.device | None = None) -> dict[str, float]:
-        """Return the means and reset them.
-
-        Args:
-            reduce_on: device for the sum over all processes. All processes must have added the same names.
-        """
+        """Return the means and reset them; ``reduce_on`` is the device of the sum over all processes."""
         sums, self._sums = self._sums, {}
         if not sums:
             return {}
@@ -66,10 +52,7 @@ class Means:
 class System(nn.Module, ABC):
     """Base class of a network with its loss, metrics and optimizer.
 
-    Attributes:
-        step: number of completed optimizer steps, set by the engine.
-        processes: number of processes that train together.
-        means: means of the recorded numbers since the last line of metrics.
+    The engine sets ``step``, the number of completed optimizer steps, and ``processes``.
     """
 
     def __init__(self) -> None:
@@ -84,13 +67,7 @@ class System(nn.Module, ABC):
         return next(self.parameters()).device
 
     def record(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Average ``value`` into the next line of metrics, over steps and processes, without synchronizing.
-
-        Args:
-            name: such as ``"train/accuracy"`` or ``"val/loss"``.
-            value: a scalar.
-            weight: usually the number of averaged items.
-        """
+        """Average a scalar into the next line of metrics, over steps and processes, without synchronizing."""
         self.means.add(name, value, weight)
 
     def start(self, data: Any) -> None:
