@@ -35,17 +35,10 @@ from matbackprop.vision.models.weights import PretrainedMixin
 
 
 def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int) -> Tensor:
-    """Average masks over the cells of a feature grid.
+    """Average masks (b, h, w) over the cells of a feature grid (b, *grid). Outside the image, the mask is 0.
 
-    Args:
-        mask: (b, h, w) in [0, 1].
-        grid: rows and columns of the feature map.
-        start: pixel coordinate of the center of the first cell
-            (:attr:`~matbackprop.vision.models.backbones.base.TapInfo.offset`).
-        stride: side of a cell in pixels.
-
-    Returns:
-        (b, *grid) in [0, 1], the fraction of each cell inside the mask. Outside the image, the mask is 0.
+    ``start`` is the center of the first cell (:attr:`~matbackprop.vision.models.backbones.base.TapInfo.offset`) and
+    ``stride`` the side of a cell, in pixels.
 
     Example:
         >>> mask = torch.zeros(1, 8, 8); mask[:, :4, :2] = 1
@@ -60,13 +53,9 @@ def mask_to_grid(mask: Tensor, grid: tuple[int, int], start: float, stride: int)
 
 
 class Descriptor(nn.Module, ABC):
-    """Base class of layers that convert a feature map to a vector.
+    """Base class of layers that convert a feature map to a vector of ``entries`` numbers per support.
 
     The vector is standardized by the mean of each entry and one deviation, which are measured before training.
-
-    Args:
-        entries: length of the descriptor over one support.
-        support: cells to pool over, as in :class:`~matbackprop.vision.models.config.RegionModelConfig`.
     """
 
     def __init__(self, entries: int, support: str) -> None:
@@ -126,13 +115,9 @@ class FirstOrderVector(Descriptor):
 class SecondOrderVector(Descriptor):
     """Second-order pooling: the upper triangle of C = g(s²·Fᵀdiag(w)F + εI), with off-diagonal entries times √2.
 
-    F (m×d) are the features of the m cells of the map, s is a scale, and w are the weights of the cells.
-
-    Args:
-        channels: number of channels of the map.
-        config: the fields from ``function`` on are used. If ``reduce`` is set, the map is first projected by a 1×1
-            convolution, initialized with the leading principal directions of the features (:meth:`project`).
-        changes: fields that override ``config``.
+    F (m×d) are the features of the m cells of the map, s is a scale, and w are the weights of the cells. If ``reduce``
+    is set, the map is first projected by a 1×1 convolution, initialized with the leading principal directions of the
+    features (:meth:`project`). ``changes`` override fields of ``config``.
     """
 
     def __init__(self, channels: int, config: RegionModelConfig | None = None, **changes: Any) -> None:
@@ -188,14 +173,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     """Classifier of image regions. All arguments are saved with the model.
 
     Args:
-        classes: number of classes.
-        config: configuration of the network.
+        classes: number of classes, with optional ``names``.
+        config: configuration of the network; ``changes`` override its fields.
         canvas: side of the input image.
-        names: class names.
-        background: treatment of the pixels around the object in training.
-        side: longest side of a region on the canvas in training.
-        margin: margin around the box of a region in training, as a fraction of its longest side.
-        changes: fields that override ``config``.
+        background, side, margin: treatment of regions in training; see
+            :class:`~matbackprop.vision.training.config.RegionDataConfig`.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -381,14 +363,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         return self.classifier(self.first(joined) if self.config.head == "o2p_fc" else joined)
 
     def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return the class scores.
+        """Return the class scores (b, classes) before the softmax.
 
         Args:
             image: normalized images (b, 3, canvas, canvas).
             mask: fraction of each pixel inside the region (b, canvas, canvas), for pooling inside the mask.
-
-        Returns:
-            (b, classes), before the softmax.
         """
         return self.classify(self.describe(image, mask))
 

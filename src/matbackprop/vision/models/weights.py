@@ -24,11 +24,6 @@ def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Quantize large weights to 8 bits with one scale per output channel (``NAME.scale``), and others to float16.
 
     :func:`read_weights` restores them with an error of at most half a quantization step.
-
-    Example:
-        >>> small = in_eight_bits({"w": torch.ones(64, 64), "b": torch.ones(64)})
-        >>> {name: (value.dtype, tuple(value.shape)) for name, value in small.items()}
-        {'w': (torch.int8, (64, 64)), 'w.scale': (torch.float32, (64,)), 'b': (torch.float16, (64,))}
     """
     out: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -42,11 +37,7 @@ def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file. Float16, bfloat16 and 8-bit weights are converted to float32.
-
-    Raises:
-        WeightsError: the file is missing, corrupted, or not a safetensors file.
-    """
+    """Read a safetensors file. Float16, bfloat16 and 8-bit weights are converted to float32."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise WeightsError(
@@ -71,10 +62,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> dict[str, Tensor]:
-    """Check weights against a module, which may be on the device ``meta``, and drop weights of removed layers.
+    """Raise WeightsError unless the keys and shapes of weights match a module, which may be on the device ``meta``.
 
-    Raises:
-        WeightsError: keys are missing or unknown, or shapes differ. The message contains ``origin``.
+    Weights of removed layers are dropped.
     """
     expected = module.state_dict()
     removed = {f"{at}.{k}" if at else k for at, m in module.named_modules() for k in getattr(m, "left_out", ())}
@@ -99,11 +89,7 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
 
 
 def load_weights_into(module: nn.Module, state: Mapping[str, Tensor], origin: str) -> None:
-    """Copy ``state`` into ``module`` after :func:`check_weights`.
-
-    Raises:
-        WeightsError: the weights do not match the module or are not finite. The module is not changed.
-    """
+    """Copy ``state`` into ``module`` after :func:`check_weights`, or raise WeightsError and change nothing."""
     state = check_weights(module, state, origin)
     bad = [k for k, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all())]
     if bad:
@@ -138,16 +124,13 @@ class PretrainedMixin:
     hparams_dict: dict[str, Any]
 
     def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None, **notes: Any) -> Path:
-        """Write the model to a folder.
+        """Write the model to a folder and return it.
 
         Args:
             folder: created if needed.
             dtype: dtype of floating-point weights in the file; None for no conversion. ``torch.int8`` quantizes large
                 weights (see :func:`in_eight_bits`).
             notes: additional entries of ``config.json``.
-
-        Returns:
-            The folder.
         """
         from safetensors.torch import save
 
@@ -166,19 +149,13 @@ class PretrainedMixin:
         return folder
 
     def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
-        """Upload the model with a model card to the Hugging Face hub.
+        """Upload the model with a model card to the Hugging Face hub and return the URL of the commit.
 
         Args:
             name: ``"owner/name"``; the repository is created if needed.
             private: whether a new repository is private.
             token: access token; None for the token of ``hf auth login``.
             options: ``dtype`` and notes of :meth:`save_pretrained`, such as ``license="cc-by-4.0"``.
-
-        Returns:
-            URL of the commit.
-
-        Raises:
-            WeightsError: the upload was rejected, or the hub cannot be reached.
         """
         with needs(f"uploading {name} to the Hugging Face hub needs huggingface_hub", "huggingface_hub"):
             from huggingface_hub import HfApi
@@ -195,10 +172,7 @@ class PretrainedMixin:
 
     @classmethod
     def from_pretrained(cls: type[M], source: str | Path) -> M:
-        """Load a model from a folder or from the Hugging Face hub.
-
-        Args:
-            source: a folder written by :meth:`save_pretrained`, or ``"owner/name"`` (needs ``huggingface_hub``).
+        """Load a model from a folder written by :meth:`save_pretrained`, or ``"owner/name"`` on the Hugging Face hub.
 
         Raises:
             WeightsError: the folder does not exist, or contains another class or architecture.
@@ -252,11 +226,7 @@ def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
 
 
 def pretrained_config(folder: str | Path) -> dict[str, Any]:
-    """Return the ``config.json`` of a saved model.
-
-    Raises:
-        WeightsError: the file is missing or corrupted.
-    """
+    """Return the ``config.json`` of a saved model, or raise WeightsError."""
     path = Path(folder) / CONFIG
     if not path.exists():
         raise WeightsError(f"{folder} contains no saved model: {CONFIG} is missing. Choose another folder.")
