@@ -43,13 +43,9 @@ class Config(regions.Config):
 class Place(NamedTuple):
     """A backbone's name in the table, and its feature maps.
 
-    Attributes:
-        name: its name in the table.
-        last: its last map, which first order averages.
-        pooled: the map that second order pools, and an alternative for one of its trials.
-        scale: factor that brings the features of all backbones to about the same size.
-        start: the layers after this map are fine-tuned.
-        rate: learning rate of these layers.
+    First order averages the map ``last``. Second order pools the first map of ``pooled``; one of its trials uses the
+    other. ``scale`` brings the features of all backbones to about the same size. Layers after the map ``start`` are
+    fine-tuned with the learning rate ``rate``.
     """
 
     name: str

@@ -51,13 +51,7 @@ def one_region(image: Tensor) -> list[Tensor]:
 
 
 def fixed_grids(image: Tensor) -> list[Tensor]:
-    """The image cut into k×k equal rectangles, k = 1 … 8.
-
-    Example:
-        >>> fixed_grids(torch.zeros(3, 2, 4, dtype=torch.uint8))[1]
-        tensor([[0, 0, 1, 1],
-                [2, 2, 3, 3]])
-    """
+    """The image cut into k×k equal rectangles, k = 1 … 8."""
     height, width = image.shape[1:]
     maps = []
     for side in range(1, 9):
@@ -148,18 +142,7 @@ def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, floa
     """Score each human map of an image against those of the other annotators, and average.
 
     With c the covering of map j by map i: best = mean_i max_{j≠i} c, average = mean_i mean_{j≠i} c; PRI and VI are
-    means over all pairs of different annotators.
-
-    Args:
-        id: name of the image.
-        ground_truth: human label maps ``(h, w)``, at least two.
-
-    Returns:
-        A row with the names of ``ImageScores.row()``: ``paper_best``, ``paper_average``, ``pri`` and ``vi``.
-
-    Example:
-        >>> humans_leave_one_out("a", [[[0, 0, 1, 1]], [[0, 0, 1, 1]], [[0, 0, 0, 0]]])["paper_best"]
-        0.8333333333333334
+    means over all pairs of different annotators. The names are those of ``ImageScores.row()``.
     """
     people = len(ground_truth)
     scores = region_scores(ground_truth, ground_truth)
@@ -177,12 +160,7 @@ def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, floa
 
 
 def run_baseline(method: str, data: BSDS, workers: Workers, *, boundary: bool = False) -> dict[str, Any]:
-    """Segment the images of a data set with a baseline (or ``HUMANS``) and score them.
-
-    Returns:
-        ``scores`` (see ``summarize``), ``per_image`` (image → best and average covering), and ``seconds_per_image`` of
-        processor time for the segmentation alone.
-    """
+    """Segment the images of a data set with a baseline (or ``HUMANS``), score them, and time the segmentation."""
     if method == HUMANS:
         rows = list(workers.map(partial(_people, data), range(len(data))))
         names = [name for name, value in rows[0].items() if isinstance(value, float)]

@@ -30,12 +30,9 @@ ORIENTATIONS = 6
 
 
 class MultiscaleGraph(NamedTuple):
-    """Affinities of all layers and the constraints between them.
+    """Block-diagonal affinities W (n, n), one block per layer, the finest first, and constraints C (c, n).
 
-    Attributes:
-        affinity: W ``(n, n)``, block diagonal, symmetric, one block per layer, the finest first.
-        constraint: C ``(c, n)``: each row is the mean of a coarse node's children minus the node.
-        grids: height and width of every layer.
+    Each row of C is the mean of a coarse node's children minus the node.
     """
 
     affinity: sparse.csr_array
@@ -99,15 +96,10 @@ def _quadrature_pair(scale: float, angle: float) -> tuple[NDArray[np.float64], N
 def intervening_contour(
     energy: NDArray[np.float64], phase: NDArray[np.bool_], start: NDArray[np.int64], end: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Affinity exp(−m²) of pairs of pixels, where m is the strongest edge on the line between them.
+    """Affinity exp(−m²) of pairs of pixels (n, 2), where m is the strongest edge on the line between them.
 
     The line crosses an edge between two consecutive pixels of different phase; its strength is half the sum of their
     energies.
-
-    Args:
-        energy: strength of edges ``(h, w)``, already scaled.
-        phase: sign of the even response ``(h, w)``.
-        start, end: rows and columns of the pixels of each pair, ``(n, 2)``.
     """
     width = energy.shape[1]
     steps = max(int(np.abs(end - start).max(initial=1)), 1)

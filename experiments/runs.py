@@ -53,25 +53,13 @@ Run = dict[str, Any]
 
 @dataclass(frozen=True)
 class Measured:
-    """A mean with its spread over repetitions.
-
-    Args:
-        mean: the mean.
-        spread: the standard deviation, or ``None`` for one repetition.
-
-    Example:
-        >>> str(Measured.of([0.74, 0.75, 0.76]))
-        '0.75 ± 0.01'
-        >>> f"{Measured.of([25.31]):.1f}"
-        '25.3'
-    """
+    """A mean with its standard deviation over repetitions; no spread for a single value."""
 
     mean: float
     spread: float | None = None
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measured:
-        """Mean and sample standard deviation of ``values``; no spread for a single value."""
         if not values:
             raise ShapeError("values is empty. Pass at least one value.")
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
@@ -96,20 +84,7 @@ def comparison(
     xlabel: str = "",
     title: str = "",
 ) -> Figure:
-    """Draw named values with intervals, one per line, with the paper's values as open marks.
-
-    Args:
-        rows: name → (value, low, high).
-        path: file to write, or ``None``.
-        reference: name → the paper's value.
-        xlabel: the quantity.
-        title: title of the plot.
-
-    Example:
-        >>> fig = comparison({"AlexNet": (40.3, 39.5, 41.0)}, reference={"AlexNet": 25.3}, xlabel="error (%)")
-        >>> [tick.get_text() for tick in fig.axes[0].get_yticklabels()]
-        ['AlexNet']
-    """
+    """Draw named values with intervals (value, low, high), one per line, with the paper's values as open marks."""
     names = list(rows)
     fig, (ax,) = figure(width=max(6.4, 3.8 + 0.072 * max(map(len, names), default=0)), height=0.36 * len(names) + 1.3)
     where = np.arange(len(names))[::-1]
@@ -169,19 +144,7 @@ class ExperimentConfig:
 
 
 class Results:
-    """The file ``results.jsonl`` of an experiment.
-
-    Example:
-        >>> import tempfile
-        >>> results = Results(Path(tempfile.mkdtemp()))
-        >>> def train():
-        ...     return {"error": 40.0}
-        >>> run = results.run("alexnet", "seed", 0, {"device": "cpu"}, train)
-        >>> results.run("alexnet", "seed", 0, {"device": "cpu"}, None) == run  # finished: not repeated
-        True
-        >>> results.runs("alexnet", "seed")[0]["metrics"]["error"]
-        40.0
-    """
+    """The file ``results.jsonl`` of an experiment."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "results.jsonl"
@@ -281,15 +244,7 @@ def source_hash() -> str:
 
 @cache
 def data_hash(root: Path, splits: tuple[str, ...]) -> str:
-    """Hash of a data set: names and sizes of its pictures, contents of its annotations.
-
-    Args:
-        root: its folder, in the layout of COCO or BSDS.
-        splits: the splits to hash, such as ``("train", "val")``.
-
-    Raises:
-        DataError: there is no file of these splits.
-    """
+    """Hash the splits of a data set: names and sizes of its pictures, contents of its annotations."""
     names = {split + year for split in splits for year in ("", "2014", "2017")}
     total, files = hashlib.sha256(), 0
     for path in sorted(root.rglob("*")):
@@ -320,13 +275,7 @@ def weights_hash(backbone: str, weights: str) -> str:
 
 
 def revisions(runs: Iterable[Run]) -> str:
-    """A sentence about the code that produced the runs of a table.
-
-    Example:
-        >>> run = {"code": {"git": "0123456789", "dirty": True}}
-        >>> revisions([run, run, {"code": {"git": "abcdef0123", "dirty": False}}])
-        'Runs come from 2 revisions: 0123456 (2 runs, 2 with uncommitted changes), abcdef0 (1 run).'
-    """
+    """A sentence about the code that produced the runs of a table."""
     counts: dict[str, list[bool]] = {}
     for run in runs:
         code = run.get("code") or {}
@@ -364,12 +313,7 @@ def speed_note(speeds: Iterable[Mapping[str, Any]]) -> str:
 
 
 def interval_text(interval: Mapping[str, float], digits: int) -> str:
-    """A difference with its interval.
-
-    Example:
-        >>> interval_text({"difference": -2.546, "low": -3.271, "high": -1.858}, 2)
-        '-2.55 [-3.27, -1.86]'
-    """
+    """A difference with its interval, such as ``'-2.55 [-3.27, -1.86]'``."""
     difference, low, high = (f"{interval[name]:+.{digits}f}" for name in ("difference", "low", "high"))
     return f"{difference} [{low}, {high}]"
 

@@ -63,16 +63,9 @@ class Config(ExperimentConfig):
 class Row:
     """One line of the table: a model, and the settings that tuning chooses from.
 
-    Attributes:
-        name: its name in the table.
-        key: its name in options and in results.jsonl.
-        kind: rows of one kind share epochs and the number of seeds.
-        paper: the paper's error in percent, or None for a row that the paper does not have.
-        model: fields of the configuration that define the row, by dotted name.
-        trials: settings to choose from, most promising first.
-        group: only the row of a group with the smallest error in tuning is trained on all images.
-        reference: key of the row that it is compared with; by default that of its kind.
-        follows: key of the row whose setting it uses, without trials.
+    Rows of one ``kind`` share epochs and the number of seeds, and only the row of a ``group`` with the smallest error
+    in tuning is trained on all images. A row is compared with ``reference``, by default that of its kind, and uses the
+    setting of the row that it ``follows``, without trials. ``paper`` is the paper's error in percent.
     """
 
     name: str

@@ -92,19 +92,10 @@ class Config(ExperimentConfig):
 class Row:
     """One line of the table.
 
-    Attributes:
-        key: its name in results.jsonl and on the command line.
-        title: its name in the table.
-        network: the feature maps.
-        objective: the training objective.
-        inference: ``"cluster"``, ``"merge"`` (recorded numbers only), or ``""`` for a method without a network.
-        against: the row that a paired interval compares it with, or "".
-        paper: the paper's best (average) covering, or "".
-        space: space of the clusters, if not the one of the model's configuration.
-        preset: of the training; rows with one preset share a network. Rows without preset and variant keep their
-            recorded numbers.
-        variant: the untrained network.
-        zoom: enlargement of the images for an untrained network.
+    Rows with one ``preset`` share a trained network; ``variant`` and ``zoom`` describe an untrained one. Rows with
+    neither keep their recorded numbers. ``inference`` is ``"cluster"``, ``"merge"`` (recorded numbers only), or ``""``
+    for a method without a network. ``against`` is the row that a paired interval compares it with. ``space`` is the
+    space of the clusters, if not the one of the model. ``paper`` is the paper's best (average) covering.
     """
 
     key: str

@@ -34,15 +34,7 @@ _LONG = 3  # a call longer than this multiple of ``seconds`` is repeated once
 
 @dataclass(frozen=True)
 class Timing:
-    """Times of a call in milliseconds, and its additional memory.
-
-    Attributes:
-        median_ms: median of the repeats.
-        low_ms: first quartile.
-        high_ms: third quartile.
-        repeats: number of timed calls, after the warm-up.
-        peak_mb: peak of allocated device memory, or of the resident set on the CPU, above the level before the call.
-    """
+    """Quartiles of a call's times, and its peak memory above the level before: device memory or resident set."""
 
     median_ms: float
     low_ms: float
@@ -152,14 +144,7 @@ def describe_machine(device: torch.device) -> dict[str, Any]:
 
 
 def machine_name(machine: dict[str, Any]) -> str:
-    """A file name for the machine: its device, and the threads if that is a CPU.
-
-    Example:
-        >>> machine_name({"device": "NVIDIA H200", "kind": "cuda", "threads": 16})
-        'nvidia-h200'
-        >>> machine_name({"device": "Intel(R) Xeon(R) Processor", "kind": "cpu", "threads": 2})
-        'intel-xeon-2-threads'
-    """
+    """A file name for the machine: its device, and the threads if that is a CPU."""
     text = re.sub(r"\((r|tm)\)|processor|cpu|@.*", " ", machine["device"].lower())
     slug = "-".join(re.findall(r"[a-z0-9]+", text)) or "unknown"
     return slug if machine["kind"] == "cuda" else f"{slug}-{machine['threads']}-threads"
@@ -167,17 +152,10 @@ def machine_name(machine: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """One measurement.
+    """One measurement: a method on a case that is the same for all methods.
 
-    Attributes:
-        suite: the suite.
-        case: the computation, the same for all methods.
-        method: ``matbackprop`` or its variants, or a peer.
-        status: ``ok``, ``missing`` for a peer that is not installed, ``failed`` with the reason in ``note``.
-        parameters: numbers of the case, for plots.
-        median_ms, low_ms, high_ms, repeats, peak_mb: see `Timing`.
-        error: relative error, in suites that measure accuracy; NaN is kept as the text ``nan``.
-        note: reason for a failure, or a remark.
+    ``status`` is ``missing`` for a peer that is not installed, and ``failed`` with the reason in ``note``.
+    ``parameters`` are numbers of the case, for plots. An error of NaN is kept as the text ``nan``.
     """
 
     suite: str
@@ -258,15 +236,9 @@ def run_suite(
     revision: str = "",
     report: Callable[[Record], None] = lambda record: None,
 ) -> Results:
-    """Measure a suite on a device.
+    """Measure a suite of :data:`SUITES` on a device and report each record.
 
-    Args:
-        name: of the suite, see :data:`SUITES`.
-        device: CPU or CUDA.
-        scale: ``full``, or ``quick`` for sizes that finish in seconds.
-        seconds: time for the repeats of each measurement.
-        revision: of the code; by default that of git.
-        report: called with each record.
+    The scale ``quick`` has sizes that finish in seconds. ``revision`` of the code is by default that of git.
     """
     results = Results(
         machine=describe_machine(device),

@@ -61,12 +61,7 @@ def _memory(record: Record) -> str:
 
 
 def format_record(record: Record) -> str:
-    """One line for the terminal.
-
-    Example:
-        >>> " ".join(format_record(Record("pooling", "log", "geoopt", status="missing", note="not there")).split())
-        'pooling log geoopt missing: not there'
-    """
+    """One line for the terminal."""
     if record.status != "ok":
         outcome = f"{record.status}: {record.note}"
     elif record.error is not None:
@@ -150,14 +145,7 @@ def _machine_section(results: Results, figures: Path, link: str) -> list[str]:
 
 
 def write_page(folder: Path, page: Path, *, link: str = "_static/benchmarks", figures: Path | None = None) -> Path:
-    """Write the Markdown page of all machines whose JSON files are in a folder.
-
-    Args:
-        folder: results, one file per machine; files of other programs are skipped.
-        page: the file to write.
-        link: folder of the plots as the page links it.
-        figures: folder of the plots, by default ``link`` next to the page.
-    """
+    """Write the Markdown page of all machines whose JSON files are in a folder, and its plots."""
     files = [path for path in sorted(folder.glob("*.json")) if '"records"' in path.read_text(encoding="utf-8")]
     if not files:
         raise DataError(f"No results in {folder}. Run python -m benchmarks speed --output {folder}.")

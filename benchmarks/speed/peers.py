@@ -20,11 +20,7 @@ class MissingPeer(Exception):
 
 
 def need(name: str) -> Any:
-    """Import a peer's module.
-
-    Raises:
-        MissingPeer: it is not installed.
-    """
+    """Import a peer's module, or raise MissingPeer."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

@@ -15,13 +15,8 @@ Scale = Literal["quick", "full"]
 class Entry:
     """One method on one case.
 
-    Attributes:
-        case: the computation.
-        method: name of the method.
-        build: returns the call to measure on a device. It raises MissingPeer if the method is not installed.
-        kind: ``time`` for a call that is timed, ``error`` for one that returns a relative error.
-        parameters: numbers of the case, for plots.
-        note: a remark for readers.
+    ``build`` returns the call to measure on a device; it raises MissingPeer if the method is not installed. A call of
+    kind ``error`` returns a relative error. ``parameters`` are for plots, ``note`` is for readers.
     """
 
     case: str

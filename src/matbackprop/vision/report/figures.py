@@ -107,13 +107,6 @@ def svg(fig: Figure, *, prefix: str = "f") -> str:
 
     The colors of text, axes and grid become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that a figure is
     readable on light and dark pages. ``prefix`` is prepended to every id, so that ids on one page are unique.
-
-    Example:
-        >>> fig, (axes,) = figure()
-        >>> _ = axes.set_title("loss")
-        >>> text = svg(fig, prefix="a")
-        >>> text.startswith("<svg") and "var(--ink" in text
-        True
     """
     buffer = io.StringIO()
     fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
@@ -163,20 +156,11 @@ def curves(
     *,
     panels: Mapping[str, Sequence[str]] | None = None,
 ) -> Figure:
-    """Draw the curves of a run, one panel per quantity.
+    """Draw the curves of the rows of ``metrics.jsonl``, one panel per quantity.
 
-    Long curves are drawn faintly with their running mean on top. A panel whose values span more than a factor of 300
-    has a logarithmic axis. Missing and null values (metrics that were not finite) are skipped.
-
-    Args:
-        metrics: rows of ``metrics.jsonl``.
-        path: file to write, or ``None``.
-        panels: title → names; by default all of :func:`curve_panels`.
-
-    Example:
-        >>> rows = [{"step": i, "epoch": 0, "time": 0.1 * i, "train/loss": 1 / (1 + i)} for i in range(20)]
-        >>> len(curves(rows).axes)
-        1
+    ``panels`` maps titles to names; by default it is all of :func:`curve_panels`. Long curves are drawn faintly with
+    their running mean on top. A panel whose values span more than a factor of 300 has a logarithmic axis. Missing and
+    null values (metrics that were not finite) are skipped.
     """
     chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
     if not chosen:
@@ -225,19 +209,9 @@ def lines(
     log: str = "",
     emphasis: str | None = None,
 ) -> Figure:
-    """Draw named lines with a legend next to the plot.
+    """Draw named lines (x, y) with a legend next to the plot.
 
-    Args:
-        series: name → (x, y).
-        path: file to write, or ``None``.
-        title, xlabel, ylabel: title and axis labels.
-        log: logarithmic axes: ``""``, ``"x"``, ``"y"`` or ``"xy"``.
-        emphasis: name of the line to draw thicker.
-
-    Example:
-        >>> fig = lines({"n²": ([1, 10, 100], [1, 100, 10000])}, log="xy", xlabel="n", ylabel="time")
-        >>> fig.axes[0].get_xscale()
-        'log'
+    ``log`` names the logarithmic axes: ``""``, ``"x"``, ``"y"`` or ``"xy"``. The line ``emphasis`` is drawn thicker.
     """
     fig, (ax,) = figure(width=7.0, height=3.8)
     for (name, (px, py)), color in zip(series.items(), PALETTE * len(series), strict=False):
@@ -252,15 +226,7 @@ def lines(
 def confusion_matrix(
     counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
 ) -> Figure:
-    """Draw a confusion matrix with normalized rows.
-
-    Rows of the counts (k, k) are true classes; columns are predictions.
-
-    Example:
-        >>> fig = confusion_matrix([[8, 2], [1, 9]], ["disk", "square"])
-        >>> fig.axes[0].texts[0].get_text()
-        '80'
-    """
+    """Draw counts (k, k) of true classes (rows) and predictions (columns) as fractions of their rows."""
     array = np.asarray(counts, dtype=np.float64)
     k = len(names)
     if array.shape != (k, k):
@@ -292,10 +258,6 @@ def match_labels(labels: ArrayLike, reference: ArrayLike) -> NDArray[np.int64]:
 
     Regions are paired one to one so that the pairs share as many pixels as possible. Unpaired regions get labels that
     do not occur in ``reference``.
-
-    Example:
-        >>> match_labels(np.array([[5, 5, 2, 2, 9]]), np.array([[0, 0, 0, 1, 1]])).tolist()
-        [[0, 0, 1, 1, 2]]
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -318,21 +280,10 @@ def segmentation_grid(
     *,
     width: float = 11.0,
 ) -> Figure:
-    """Draw images next to their segmentations.
+    """Draw images next to their segmentations, one row per image and one title per column.
 
-    Colors are matched to overlapping regions in the last label map of the row, usually a human map.
-
-    Args:
-        columns: column titles.
-        rows: one list of cells per image. A cell is an image, an integer label map (h, w), or ``None`` if empty.
-        path: file to write, or ``None``.
-        width: width of the figure in inches.
-
-    Example:
-        >>> photo, labels = np.zeros((6, 8, 3)), np.zeros((6, 8), dtype=int)
-        >>> fig = segmentation_grid(["Image", "NCuts"], [[photo, labels]])
-        >>> [ax.get_title() for ax in fig.axes]
-        ['Image', 'NCuts']
+    A cell is an image, an integer label map (h, w), or ``None`` if empty. Colors are matched to overlapping regions in
+    the last label map of the row, usually a human map. ``width`` is in inches.
     """
     if not rows:
         raise ShapeError("rows is empty. Pass at least one row.")

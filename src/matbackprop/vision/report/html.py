@@ -156,18 +156,6 @@ def write_report(run_folder: RunFolder) -> Path:
     The page shows the final metrics, all curves, the images under ``figures/``, versions and command of the last
     start, the configuration and the end of the log. Sections without a file are omitted, so a report can also be
     written during a run.
-
-    Raises:
-        DataError: the folder is not a run folder.
-
-    Example:
-        >>> import tempfile
-        >>> from matbackprop.vision.training.run_folder import RunFolder
-        >>> run = RunFolder(Path(tempfile.mkdtemp()) / "run").create({"lr": 0.1, "seed": 3})
-        >>> run.append_metrics({"step": 1, "train/loss": 2.0})
-        >>> page = write_report(run).read_text(encoding="utf-8")
-        >>> "seed 3" in page and "<svg" in page
-        True
     """
     folder = run_folder.path
     if not (run_folder.config_path.is_file() and run_folder.versions_path.is_file()):

@@ -37,18 +37,10 @@ def format_number(value: float, spec: str = "") -> str:
 
 @dataclass
 class Table:
-    """Table with named columns.
+    """Table with named columns. Cells are text, numbers, or ``None`` if empty.
 
-    Args:
-        columns: column names.
-        rows: cells, row by row: text, numbers, or ``None`` for an empty cell.
-        title: line above the table.
-        note: line below the table.
-        formats: column name → format specification of its numbers, such as ``".1f"``.
-        best: column name → ``"min"`` or ``"max"``; the best number is bold.
-
-    Raises:
-        ShapeError: the length of a row differs from the number of columns.
+    ``formats`` maps columns to the format of their numbers, such as ``".1f"``. The best number of a column in ``best``
+    is bold. ``title`` and ``note`` are lines above and below.
 
     Example:
         >>> table = Table(["model", "error"], [["AlexNet", 25.3], ["DeepO2P-FC", 25.2]], best={"error": "min"})

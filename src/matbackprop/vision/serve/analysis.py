@@ -31,11 +31,7 @@ Pixels = NDArray[np.uint8]
 
 
 def fit_photograph(pixels: Pixels, longest: int = MAX_SIDE) -> Pixels:
-    """Reduce a photograph (h, w, 3) to a longest side of at most ``longest`` pixels.
-
-    Raises:
-        DataError: a side has fewer than 16 pixels.
-    """
+    """Reduce a photograph (h, w, 3) to a longest side of at most ``longest`` pixels."""
     height, width = pixels.shape[:2]
     if min(height, width) < 16:
         raise DataError(f"The photograph has {width}×{height} pixels. Each side needs 16 or more.")
@@ -66,13 +62,9 @@ class Edit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """Segmented photograph with the current height and edits.
+    """Segmented photograph. Merges up to ``height`` are applied, then the edits, at every height.
 
-    Attributes:
-        segments: segmentation with a hierarchy over S leaves.
-        height: merges up to this height are applied.
-        edits: edits in order; they apply at every height.
-        past: earlier values of ``edits``, for undo.
+    ``past`` are earlier values of ``edits``, for undo.
     """
 
     segments: Segments
@@ -202,15 +194,9 @@ class Analysis:
 
 
 def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") -> Analysis:
-    """Segment a photograph. The initial height is the default threshold of the model.
+    """Segment a photograph (h, w, 3) with a contour network, or image gradients if ``model`` is None.
 
-    Args:
-        photograph: (h, w, 3) bytes.
-        model: a contour network; None for image gradients.
-        name: file name of the photograph.
-
-    Raises:
-        ConfigurationError: the model computes clusters instead of a hierarchy.
+    The initial height is the default threshold of the model.
 
     Example:
         >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200

@@ -58,12 +58,7 @@ def _quiet() -> Iterator[None]:
 
 
 def matrix(spectrum: str, exponent: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Return a symmetric matrix with the given spectrum, rounded to ``dtype``. Dead channels are exactly decoupled.
-
-    Example:
-        >>> torch.linalg.eigvalsh(matrix("evenly spaced", 0)).round(decimals=2).tolist()
-        [1.0, 2.0, 3.0, 3.4, 6.8, 7.0, 8.0, 9.0]
-    """
+    """Return a symmetric matrix with the given spectrum, rounded to ``dtype``. Dead channels are decoupled."""
     gap = 0.0 if exponent == TIE else 10.0**exponent
     p, *others = SPECTRA[spectrum]
     values = torch.tensor([p, p * (1 + gap), *others], dtype=torch.float64)

