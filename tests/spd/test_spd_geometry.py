@@ -73,6 +73,28 @@ def test_affine_geodesics_between_units_that_cannot_be_resolved_are_refused():
     assert bool(spd.geodesic(a, b, 0.5, check=False).isnan().all())
 
 
+@pytest.mark.parametrize("t", [0.0, 1.0, 0.3])
+def test_derivatives_of_log_euclidean_geodesics_of_ill_conditioned_matrices(t):
+    """The point is linear in A at t = 0, in B at t = 1, and in A = B: log and exp must cancel."""
+    d = torch.tensor([3e-5, 1.0, 4e-5], dtype=torch.float64)
+    a, b = (
+        sym(m + m.mT + 4 * torch.eye(3)) * d * d.unsqueeze(-1)
+        for m in torch.rand(2, 3, 3, generator=generator(3)).double()
+    )
+    velocity = sym(torch.rand(3, 3, dtype=torch.float64, generator=generator(4)))
+
+    def point(x):
+        pair = {0.0: (x, b), 1.0: (b, x), 0.3: (x, x)}[t]
+        return spd.geodesic(*pair, t, metric="log_euclidean")
+
+    def slope(x):
+        return torch.func.jvp(point, (x,), (velocity,))[1]
+
+    first, second = torch.func.jvp(slope, (a,), (velocity,))
+    torch.testing.assert_close(first, velocity, rtol=0, atol=1e-14)
+    assert second.abs().max() < 1e-4  # the derivatives of the logarithm are 1e18
+
+
 def test_bures_distance_of_close_matrices_does_not_cancel():
     a, e = symmetric("separated", seed=1), symmetric((-1.0, 0.5, 1.0, 2.0), seed=5)
     for step in (1e-4, 1e-8, 1e-11):

@@ -20,11 +20,18 @@ from matbackprop.functional._linear_solve import pull_back, push_forward, solve_
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.spd._functions import prepare_definite
-from matbackprop.spd._metrics import Metric, descending, geometry, of_matrix
+from matbackprop.spd._metrics import Coordinates, Metric, descending, geometry, of_matrix
 
 
 def _weighted(points: Tensor, weight: Tensor) -> Tensor:
     return (weight[..., None, None] * points).sum(-3)
+
+
+def _log_euclidean_mean(points: Tensor, weight: Tensor) -> Tensor:
+    """exp(Σ wᵢ log Aᵢ) in the coordinates of the matrix of largest weight."""
+    index = weight.detach().argmax(-1)[..., None, None, None].expand(*weight.shape[:-1], 1, *points.shape[-2:])
+    at = Coordinates.of(points.gather(-3, index))
+    return at.outside(of_matrix(_weighted(at.log(points), weight).unsqueeze(-3), "exp")).squeeze(-3)
 
 
 class _Frame(NamedTuple):
@@ -240,14 +247,13 @@ def mean(
         w = w / w.sum(-1, keepdim=True)
         given = given._replace(mark=given.mark.prod(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
-            return given.result(of_matrix(_weighted(of_matrix(x, "log"), w), "exp"), "The mean", "Scale the matrices.")
+            return given.result(_log_euclidean_mean(x, w), "The mean", "Scale the matrices.")
         kind = _MEANS[metric]
         order = descending(x.detach().mean(-3))
         x = order.unsqueeze(-3) @ x @ order.mT.unsqueeze(-3)
         with torch.no_grad():
             fixed, fraction = x.detach(), w.detach()
-            start = of_matrix(_weighted(of_matrix(fixed, "log"), fraction), "exp")
-            m = _iterate(kind, start, fixed, fraction, tolerance, max_iterations)
+            m = _iterate(kind, _log_euclidean_mean(fixed, fraction), fixed, fraction, tolerance, max_iterations)
             frame = _Frame.of(m, fixed, kind.inverse)
             lower = frame.lower.unsqueeze(-3)
             v, outer = torch.linalg.solve_triangular(lower.mH, frame.u, upper=True), lower @ frame.u

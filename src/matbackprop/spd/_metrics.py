@@ -7,7 +7,7 @@ which it is diagonal. For complex matrices, ᵀ is the conjugate transpose.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -48,6 +48,10 @@ def _squared(a: Tensor) -> Tensor:
     return inner(a, a)
 
 
+def _size(a: Tensor) -> Tensor:
+    return a.detach().abs().sum((-2, -1), keepdim=True)
+
+
 def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
     """The derivative of a named function at A in the direction E."""
     return spectral(a, Spectrum(*batched_eigh(a.detach())), named_function(function), None, e)
@@ -76,34 +80,65 @@ class _AffineInvariant:
         return self._function(q, p, "log")
 
 
-class _LogEuclidean:
-    """Matrices are divided by a common unit before the logarithm; the metric is invariant to it."""
+class Coordinates(NamedTuple):
+    """The size, the eigenvalues and the eigenvectors U of a matrix A, as constants.
 
-    def _logs(self, a: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-        """Return a power of two near the size of A, and the logarithms of the matrices divided by it."""
-        size = a.detach().abs().sum((-2, -1), keepdim=True)
+    The log-Euclidean metric is invariant to scale and rotation. Near A the derivatives of log and exp cancel, which
+    loses all digits of small eigenvalues unless A is exactly diagonal.
+    """
+
+    unit: Tensor  # a power of two near the size of A
+    base: Tensor  # A divided by the unit
+    values: Tensor
+    u: Tensor
+
+    @classmethod
+    def of(cls, a: Tensor) -> Coordinates:
+        size = _size(a)
         unit = torch.where(size > 0, size, 1).log2().round().exp2()
-        return unit, *(of_matrix(x / unit, "log") for x in (a, *others))
+        base = a.detach() / unit
+        return cls(unit, base, *batched_eigh(base))
 
+    def inside(self, b: Tensor) -> Tensor:
+        """Uᵀ(B/unit)U, which is exactly diagonal at B = A."""
+        b = b / self.unit
+        near = _size(self.base) <= 2 * _size(b)  # otherwise B − A would lose the digits of B
+        diagonal = torch.diag_embed(self.values).to(b.dtype)
+        moved = self.u.mH @ (b - torch.where(near, self.base, 0)) @ self.u
+        return symmetrize(torch.where(near, diagonal, 0) + moved)
+
+    def outside(self, x: Tensor) -> Tensor:
+        return self.unit * symmetrize(self.u @ x @ self.u.mH)
+
+    def log(self, b: Tensor) -> Tensor:
+        return of_matrix(self.inside(b), "log")
+
+
+class _LogEuclidean:
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
-        _, start, end = self._logs(a, b)
-        return _squared(start - end)
+        at = Coordinates.of(a)
+        return _squared(at.log(a) - at.log(b))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
-        unit, start, end = self._logs(a, b)
-        return unit * of_matrix(start + _each(t) * (end - start), "exp")
+        t = torch.as_tensor(t, dtype=real_dtype(a.dtype), device=a.device)[..., None, None]
+        swap = t.detach() > 0.5  # start from the closer end
+        a, b, t = torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - t, t)
+        at = Coordinates.of(a)
+        start, end = at.log(a), at.log(b)
+        return at.outside(of_matrix(start + t * (end - start), "exp"))
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        unit, start = self._logs(p)
-        exponent = start + _derivative(p / unit, v / unit, "log")
+        at = Coordinates.of(p)
+        exponent = at.log(p) + _derivative(at.inside(p), at.u.mH @ (v / at.unit) @ at.u, "log")
         values, vectors = batched_eigh(exponent.detach())
         vanishes = (values < _LOWEST).any(-1)[..., None, None]
         end = spectral(exponent, Spectrum(values, vectors), named_function("exp"))
-        return unit * torch.where(vanishes, torch.nan, end)
+        return at.outside(torch.where(vanishes, torch.nan, end))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
-        unit, start, end = self._logs(p, q)
-        return unit * symmetrize(_derivative(start, end - start, "exp"))
+        at = Coordinates.of(p)
+        start = at.log(p)
+        return at.outside(_derivative(start, at.log(q) - start, "exp"))
 
 
 class _BuresWasserstein:
