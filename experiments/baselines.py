@@ -42,9 +42,6 @@ def to_label_maps(labels: list[Tensor], size: Sequence[int]) -> list[Tensor]:
     return [connected_components(one) for one in large]
 
 
-# ---------------------------------------------------------------------------------------------------------- the methods
-
-
 def one_region(image: Tensor) -> list[Tensor]:
     """The whole image as one region."""
     return [torch.zeros(image.shape[1:], dtype=torch.int64)]
@@ -133,9 +130,6 @@ BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
 """Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``."""
 HUMANS = "humans"
 """The row of human agreement, which needs no image."""
-
-
-# -------------------------------------------------------------------------------------------------------------- scoring
 
 
 def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, float | int | str]:

@@ -17,8 +17,6 @@ from matbackprop.errors import needs
 from matbackprop.vision.models.backbones import BACKBONES, BackboneEntry
 from matbackprop.vision.models.backbones.base import Backbone, StagedBackbone, TapInfo, start_randomly
 
-# ----------------------------------------------------------------------------------------- dense SIFT
-
 CELLS, ANGLES = 4, 8
 STRIDE = 4
 BINS = (4, 6, 8)
@@ -83,8 +81,6 @@ def sift_o2p(canvas: int) -> dict[str, Any]:
         "model.feature_scale": sum(max(side, 1) ** 2 for side in sides) ** -0.5,
     }
 
-
-# ------------------------------------------------------------------------------------------- Xception
 
 # Input and output channels, repetitions and stride of each block.
 BLOCKS = [(64, 128, 2, 2), (128, 256, 2, 2), (256, 728, 2, 2), *[(728, 728, 3, 1)] * 8, (728, 1024, 2, 2)]

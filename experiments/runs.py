@@ -218,9 +218,6 @@ def main(config: ExperimentConfig, train: Callable[[], None], summarize: Callabl
     return {"summary": f"table: {config.out / 'table.md'}", "out": config.out}
 
 
-# ---------------------------------------------------------------------------------------------------------- provenance
-
-
 def settings(config: Any) -> dict[str, Any]:
     """The fields of a recipe's configuration that its numbers depend on."""
     fields: dict[str, Any] = to_json(config)
@@ -287,9 +284,6 @@ def revisions(runs: Iterable[Run]) -> str:
         texts.append(f"{name} ({number}{f', {sum(dirty)} with uncommitted changes' if any(dirty) else ''})")
     several = f"{len(texts)} revisions: " if len(texts) > 1 else "revision "
     return f"Runs come from {several}{', '.join(texts)}."
-
-
-# ---------------------------------------------------------------------------------------------------------------- text
 
 
 def training_rate(run: RunFolder) -> float | None:

@@ -164,8 +164,6 @@ class Table1:
         self.epochs = {"fine": config.fine_epochs, "scratch": config.scratch_epochs, "sift": config.sift_epochs}
         self.seeds = {"fine": config.fine_seeds, "scratch": config.other_seeds, "sift": config.other_seeds}
 
-    # ------------------------------------------------------------------------------------------------------ training
-
     def train(self) -> None:
         """Run the trials of all rows, then the seeds of the best rows."""
         for row in self.chosen.values():
@@ -249,8 +247,6 @@ class Table1:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         return metrics
-
-    # ------------------------------------------------------------------------------------------------------- summary
 
     def summarize(self) -> None:
         """Write table.md and the figures from all finished runs."""

@@ -211,8 +211,6 @@ class Table2:
     def __init__(self, config: Config) -> None:
         self.config, self.chosen, self.results = config, config.chosen(ROWS), Results(config.out)
 
-    # ---------------------------------------------------------------------------------------------------------- runs
-
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
         last: Any = None
@@ -326,8 +324,6 @@ class Table2:
 
     def _data(self) -> Any:
         return self.recipe("paper", 0).data
-
-    # ------------------------------------------------------------------------------------------------------- summary
 
     def finished(self, key: str) -> list[Run]:
         """The runs of a row by seed."""

@@ -207,9 +207,6 @@ def test_help_of_long_commands_loads_no_heavy_modules(words):
     assert done.stderr == "[]\n" and "--data.root" in done.stdout
 
 
-# ---------------------------------------------------------------------------------------------------------------- train
-
-
 def parse(*words):
     from matbackprop.cli.train import parse as parse_train
 
@@ -237,9 +234,6 @@ def test_engine_options_need_no_prefix():
     config = parse("--resume", "--max-epochs=4", "--no-progress", "--devices", "2", "--strategy", "ddp").config.engine
     assert config.resume and config.max_epochs == 4 and not config.progress
     assert (config.devices, config.strategy) == ("2", "ddp")
-
-
-# ----------------------------------------------------------------------------------------------------------------- data
 
 
 def test_data_check(tmp_path, capsys):
@@ -282,9 +276,6 @@ def test_data_download_of_weights(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
     assert call("data", "download", "mobile-sam") == call("data", "download", "vgg16", "--folder", str(tmp_path)) == 0
     assert asked == [("tiny-vit", tmp_path / "weights"), ("vgg16", tmp_path)]
-
-
-# --------------------------------------------------------------------------------------------------------------- doctor
 
 
 def test_doctor(capsys):

@@ -56,8 +56,6 @@ MEMORY = 1 << 30  # bytes above the level before the call
 SECONDS = 60.0
 GOOD = ("read", "refused")
 
-# ------------------------------------------------------------------------------------------------------- corruptions
-
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2**31, 2**63, 10**30, 1e308, -0.0, float("nan"), float("inf"), "", "x", "\0", "nan",
     "9" * 5000, "../../etc/passwd", "/dev/zero", "é\ud800", [], {}, [[]], [None], [[[1]]], [float("nan")] * 4,
@@ -289,9 +287,6 @@ def _sparse(path: Path, data: bytes, size: int) -> None:
     os.truncate(path, size)
 
 
-# -------------------------------------------------------------------------------------------------------------- readers
-
-
 @dataclass(frozen=True)
 class Reader:
     """Valid files and the calls that read them.
@@ -500,9 +495,6 @@ def _segment_one(folder: Path, options: str = "") -> None:
     """Segment the corrupted picture, named in the file ``corrupted``."""
     name = (folder / "corrupted").read_text()
     command(f"segment @/{name} --model none --side 24 --out @/out {options}")(folder)
-
-
-# ------------------------------------------------------------------------------------------------------------ the trial
 
 
 @dataclass(frozen=True)

@@ -105,9 +105,6 @@ def saved_step(run):
     return last_checkpoint(run)["global_step"] if (run.checkpoints / "last.ckpt").exists() else 0
 
 
-# --------------------------------------------------------------------------------------------------------------- faults
-
-
 def killed(folder, draw):
     """SIGKILL at random moments, several times: no saved step is lost."""
     run, saved = RunFolder(folder / "run"), 0

@@ -44,9 +44,6 @@ def test_layouts(clean, tmp_path):
         find_layout(tmp_path / "nothing")
 
 
-# ----------------------------------------------------------------------------------------------------------------- BSDS
-
-
 def first(folder, pattern):
     return sorted(folder.rglob(pattern))[0]
 
@@ -63,9 +60,6 @@ def test_bsds_orphans(bsds):
     sorted(bsds.rglob("train/*.jpg"))[1].unlink()
     first_reason, second_reason = (p.reason for p in check_dataset(bsds).problems)
     assert first_reason.startswith("has no human map") and second_reason == "has no image"
-
-
-# ----------------------------------------------------------------------------------------------------------------- COCO
 
 
 def edit(coco, change, split="train"):

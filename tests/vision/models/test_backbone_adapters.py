@@ -129,9 +129,6 @@ def test_a_missing_library_is_reported(scheme, library, monkeypatch):
         build_backbone(f"{scheme}:resnet50")
 
 
-# --------------------------------------------------------------------------------------------------- Hugging Face, timm
-
-
 def hf_config(kind):
     transformers = pytest.importorskip("transformers")
     small = {

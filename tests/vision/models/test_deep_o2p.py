@@ -251,9 +251,6 @@ def test_bfloat16_features_are_pooled_in_full_precision():
     torch.testing.assert_close(got, pooling(features.float()))
 
 
-# ----------------------------------------------------------------------------------------------------------------- SIFT
-
-
 def picture():
     return torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 

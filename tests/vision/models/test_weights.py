@@ -192,9 +192,6 @@ def test_the_data_folder_has_weights_that_fit(name, data_root):
     assert path.is_relative_to(data_root)
 
 
-# ----------------------------------------------------------------------------------------------------------- pretrained
-
-
 class Small(PretrainedMixin, nn.Module):
     def __init__(self, width: int = 2, names: list[str] | None = None):
         super().__init__()

@@ -52,9 +52,6 @@ def tiny(preset="smoke", **train):
     return config
 
 
-# ------------------------------------------------------------------------------------------------------------- images
-
-
 def test_prepared_grids_have_the_label_of_most_of_each_cell():
     one, truth = prepare_image(sample(), 8), sample().segmentations
     assert one.grid.shape == (2, 6, 8) and prepare_image(sample(), 16).grid.shape == (2, 3, 4)
@@ -119,9 +116,6 @@ def test_colors_are_drawn_from_seed_and_epoch():
     assert torch.equal(batch.factors, again.factors) and not torch.equal(batch.factors, other.factors)
 
 
-# ------------------------------------------------------------------------------------------------------------- losses
-
-
 @pytest.mark.parametrize(
     ("options", "objective", "tolerance"),
     [(("paper-alexnet-relu5",), normalized_cut_j2, {}), ((), normalized_cut_soft, {"rtol": 1e-4, "atol": 1e-4})],
@@ -167,9 +161,6 @@ def test_features_of_zeros_are_finite():
     total.backward()
     assert torch.isfinite(total) and (f == 0).all()
     assert all(torch.isfinite(v).all() for v in module.spectrum(f).values())
-
-
-# ------------------------------------------------------------------------------------------------------------ training
 
 
 @pytest.mark.slow

@@ -139,9 +139,6 @@ def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> No
         torch.distributed.destroy_process_group()
 
 
-# ------------------------------------------------------------------------------------------- the loop
-
-
 class _Training:
     """State of a training run. ``batch`` is the number of completed batches of the epoch."""
 
@@ -307,8 +304,6 @@ class _Training:
             self._best = {"state_dict": weights, "epoch": self.epoch, "global_step": self.step}
             self._best |= {"monitor": monitor, "score": score}
 
-    # ----------------------------------------------------------------------------- metrics and signals
-
     def _write_metrics(self, rate: float) -> None:
         """Write a line of metrics. All processes must call this method."""
         numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
@@ -347,8 +342,6 @@ class _Training:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
         self.run_folder.write_summary(summary)
 
-    # -------------------------------------------------------------------------------------- NaN and Inf
-
     @torch.no_grad()
     def _check_gradient(self) -> None:
         """Record, check and clip the gradient. Flags are read every ``check_every`` batches."""
@@ -383,8 +376,6 @@ class _Training:
         last = f"The last good checkpoint is {self._last}." if self._last.exists() else "No checkpoint yet."
         return NonFiniteError(f"{problem}. {last} Use a smaller learning rate, --gradient-clip, or a larger eps.")
 
-    # ------------------------------------------------------------------------------------ checkpoints
-
     def _save_if_due(self) -> None:
         due = time.monotonic() - self._saved_at >= self.engine.checkpoint_min_seconds
         if any(gather(due)):  # clocks differ between processes
@@ -396,7 +387,7 @@ class _Training:
         self._check_weights()
         if not self.engine.checkpoints:
             return
-        process = {"random": random_state(), "means": self.system.means.state_dict()}
+        process = {"random": random_state(), "means": dict(self.system.means.sums)}
         state = {
             "state_dict": self.system.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -430,7 +421,7 @@ class _Training:
             then, now = len(state["processes"]), self.fabric.world_size
             if then == now:
                 process = state["processes"][self.fabric.global_rank]
-                self.system.means.load_state_dict(process["means"])
+                self.system.means.sums = {name: torch.as_tensor(pair) for name, pair in process["means"].items()}
                 set_random_state(process["random"])
         except Exception as error:  # values of other types than expected
             reason = f"{type(error).__name__}: {str(error)[:200]}"
@@ -475,9 +466,6 @@ def _validate(system: System, data: Data, loader: EpochLoader, engine: EngineCon
         set_random_state(before)
 
 
-# ------------------------------------------------------------------------------ devices and precision
-
-
 def _autocast(engine: EngineConfig, device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(
         device.type, dtype=torch.bfloat16, enabled=engine.precision == "bf16-mixed", cache_enabled=False
@@ -499,9 +487,6 @@ def _torch_settings(engine: EngineConfig, device: torch.device) -> Iterator[None
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.benchmark = before[1]
         torch.use_deterministic_algorithms(deterministic)
-
-
-# ----------------------------------------------------------------------------------------- run folder
 
 
 def _run_folder(engine: EngineConfig, name: str) -> RunFolder:

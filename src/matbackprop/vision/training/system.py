@@ -19,34 +19,25 @@ class Means:
     """Weighted means of named numbers. Sums are kept on their device until they are read."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, tuple[Tensor, float]] = {}
+        self.sums: dict[str, Tensor] = {}  # name → sum of weighted values, sum of weights
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
         """Add a scalar with a weight, usually the number of averaged items."""
-        value = torch.as_tensor(value).detach().double() * weight
-        if name in self._sums:
-            total, weights = self._sums[name]
-            value, weight = value + total.to(value.device), weight + weights
-        self._sums[name] = value, weight
-
-    def state_dict(self) -> dict[str, tuple[Tensor, float]]:
-        return dict(self._sums)
-
-    def load_state_dict(self, state: Mapping[str, tuple[Tensor, float]]) -> None:
-        self._sums = {name: (total, float(weight)) for name, (total, weight) in state.items()}
+        value = torch.as_tensor(value).detach().double()
+        pair = torch.stack([value * weight, torch.full_like(value, weight)])
+        self.sums[name] = pair + self.sums[name].to(pair.device) if name in self.sums else pair
 
     def flush(self, reduce_on: torch.device | None = None) -> dict[str, float]:
         """Return the means and reset them; ``reduce_on`` is the device of the sum over all processes."""
-        sums, self._sums = self._sums, {}
+        sums, self.sums = self.sums, {}
         if not sums:
             return {}
-        names = sorted(sums)
-        device = reduce_on or next((t.device for t, _ in sums.values() if t.is_cuda), torch.device("cpu"))
-        totals = torch.stack([sums[n][0].to(device).reshape(()) for n in names])
-        table = torch.stack([totals, totals.new_tensor([sums[n][1] for n in names])])
+        device = reduce_on or next((pair.device for pair in sums.values() if pair.is_cuda), torch.device("cpu"))
+        names = sorted(sums)  # the same in every process
+        table = torch.stack([sums[name].to(device) for name in names])
         if reduce_on is not None:
             torch.distributed.all_reduce(table)
-        return {n: t / w if w else float("nan") for n, t, w in zip(names, *table.tolist(), strict=True)}
+        return {name: s / w if w else float("nan") for name, (s, w) in zip(names, table.tolist(), strict=True)}
 
 
 class System(nn.Module, ABC):
