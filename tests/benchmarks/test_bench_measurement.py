@@ -1,6 +1,5 @@
 """Measurements, records of missing and failing peers, result files, and the page."""
 
-import json
 import time
 
 import pytest
@@ -17,7 +16,7 @@ from benchmarks.speed.measure import (
     save_results,
 )
 from benchmarks.speed.page import TITLES, format_record, write_page
-from benchmarks.speed.peers import MissingPeer, need
+from benchmarks.speed.peers import need
 from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.entry import Entry
 from matbackprop.errors import DataError
@@ -79,12 +78,6 @@ def test_records_of_all_outcomes():
     assert error.error == 0.25 and error.median_ms is None
     nan = running.run_entry("suite", _entry(lambda device: lambda: float("nan"), "error"), CPU, 0.01)
     assert nan.error == "nan"
-
-
-def test_need_raises_missing_peer():
-    with pytest.raises(MissingPeer):
-        need("a_package_that_nobody_has")
-    assert need("json") is json
 
 
 def _results(*records):

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.command_line import call
 from matbackprop import cli
-from matbackprop.cli import COMMANDS, GROUPS, doctor, main
+from matbackprop.cli import COMMANDS, GROUPS, main
 from matbackprop.errors import DataError
 
 
@@ -325,14 +325,3 @@ def test_help_texts_have_no_extra_line_breaks():
                 if isinstance(field, ast.AnnAssign) and isinstance(words, str) and "\n" in words:
                     broken.append(f"{path.name}:{text.lineno}")
     assert not broken
-
-
-def test_doctor_shows_the_data_folders(monkeypatch, tmp_path):
-    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path))
-    (tmp_path / "coco" / "annotations").mkdir(parents=True)
-    report = doctor._data()
-    assert (report["coco"], report["BSDS500"]) == ("found", "not found")
-    monkeypatch.setenv("MATBACKPROP_DATA", str(tmp_path / "nowhere"))
-    assert doctor._data()["MATBACKPROP_DATA"].endswith("nowhere is not a folder.")
-    monkeypatch.delenv("MATBACKPROP_DATA")
-    assert doctor._data()["MATBACKPROP_DATA"].startswith("not set")

@@ -76,16 +76,6 @@ def test_different_numbers_print_no_ods(capsys, folders):
     assert code == 0 and "same number" in out and "boundary" not in out
 
 
-def test_contour_maps(capsys, folders):
-    for path in folders[0].iterdir():
-        path.unlink()
-    ucm = np.zeros((2 * SHAPE[0] + 1, 2 * SHAPE[1] + 1))
-    ucm[:, 30] = 0.5
-    savemat(folders[0] / "a.mat", {"ucm2": ucm})
-    document = as_json(capsys, folders[0], "--ground-truth", folders[1], "--thresholds", 4)
-    assert document["segmentations"] == 4 and document["scores"]["paper_best"] == 1
-
-
 def test_contour_maps_that_segment_writes_belong_to_their_pictures(capsys, tmp_path):
     for folder in ("photos", "truth"):
         (tmp_path / folder).mkdir()

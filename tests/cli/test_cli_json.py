@@ -11,7 +11,6 @@ from PIL import Image
 from helpers.command_line import call
 from matbackprop.cli import COMMANDS
 from matbackprop.vision.data.shapes import write_shapes_coco
-from matbackprop.vision.files import plain_numbers
 
 PAGE = Path(__file__).parents[2] / "docs" / "command_line.md"
 
@@ -72,10 +71,3 @@ def test_errors_are_printed_to_stderr_despite_quiet(tmp_path, capsys):
         out, err = capsys.readouterr()
         assert out == "" or json.loads(out)["exit_code"] == 2
         assert "none.png" in err
-
-
-def test_documents_are_strict_json():
-    assert plain_numbers({"a": Path("b/c"), "d": (1.5, float("nan"), {"e": float("inf")})}) == {
-        "a": "b/c",
-        "d": [1.5, None, {"e": None}],
-    }

@@ -98,15 +98,6 @@ def test_regions_beyond_99_percent_are_neither_matched_nor_counted():
     assert objects_and_parts([split], [person]).tolist() == [[1.0, 1.0]]
 
 
-def test_a_region_that_is_an_object_for_one_person_is_no_part_for_another():
-    half, whole = np.arange(8) // 4, np.zeros(8, int)
-    both = objects_and_parts([half[None]], [whole[None], half[None]])
-    other = objects_and_parts([half[None]], [half[None], whole[None]])
-    assert both[0, 0] == other[0, 0] == 1.0
-    # Of three human regions two are objects; the whole collects both halves as fragments.
-    assert both[0, 1] == pytest.approx(1.0)
-
-
 def test_thresholds_include_their_values():
     person = np.zeros(100, int)
     person[:10] = 1

@@ -129,11 +129,6 @@ def test_batch_normalization_uses_running_statistics():
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
 
 
-def test_depthwise_convolutions_keep_the_plain_layout():
-    assert build_backbone("vgg16").memory_format == torch.channels_last
-    assert build_backbone("efficientnet-lite2").memory_format == torch.contiguous_format
-
-
 @pytest.mark.parametrize(("name", "tap", "later"), [
     ("alexnet", "relu2", ["relu4", "pool5"]), ("efficientnet-lite2", "stage5", ["stage6", "head"]),
     ("xception", "block11", ["conv3", "conv4"]), ("tiny-vit", "layer2", ["neck"]),

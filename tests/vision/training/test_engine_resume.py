@@ -1,14 +1,12 @@
 """A resumed run is bitwise equal to one that was not interrupted."""
 
-import pickle
-
 import pytest
 import torch
 
 from helpers.tiny_run import TinyData, TinyModule, assert_equal_tensors, last_checkpoint, lines, tiny_config, train
 from matbackprop.errors import CheckpointError, ConfigurationError
 from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
-from matbackprop.vision.training.engine import RunInterrupted, fit
+from matbackprop.vision.training.engine import fit
 
 
 class _Stop(Exception):
@@ -48,15 +46,6 @@ def test_resumed_run_is_bitwise_equal(tmp_path, stop, every, accumulate):
     best = [load_checkpoint(r.checkpoints / "best.ckpt") for r in (whole, parts)]
     assert best[0]["score"] == best[1]["score"]
     assert_equal_tensors(best[0]["state_dict"], best[1]["state_dict"])
-
-
-@pytest.mark.parametrize("stop", [3, 8])
-def test_metrics_average_the_steps_before_an_interruption(tmp_path, stop):
-    options = {"checkpoint_every_steps": 1, "log_every": 5}
-    whole, _ = train(tiny_config(tmp_path / "whole", **options))
-    _train_until(tiny_config(tmp_path / "parts", **options), stop)
-    parts, _ = train(tiny_config(tmp_path / "parts", resume=True, **options))
-    assert lines(whole) == lines(parts)
 
 
 def test_a_complete_run_does_not_change(tmp_path):
@@ -126,12 +115,6 @@ def test_another_number_of_processes_within_an_epoch_is_rejected(tmp_path):
     save_checkpoint(state, path)
     with pytest.raises(ConfigurationError, match="within an epoch by 2 processes"):
         train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))
-
-
-def test_an_interruption_can_be_pickled():
-    stop = pickle.loads(pickle.dumps(RunInterrupted(15, 7, "here")))
-    assert (stop.signum, stop.step, stop.where) == (15, 7, "here")
-    assert "Stopped by SIGTERM at step 7" in str(stop)
 
 
 def test_a_checkpoint_of_an_earlier_version_is_rejected(tmp_path):

@@ -5,10 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from experiments.networks import sift_o2p
-from matbackprop.errors import DataError, WeightsError
+from matbackprop.errors import DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data import coco_regions
 from matbackprop.vision.models.deep_o2p import RegionClassifier
@@ -108,14 +107,6 @@ def test_weights_are_chosen_on_held_out_training_images_only(config, split, monk
         assert torch.equal(value, state["state_dict"][f"model.{name}"]), name
 
 
-def test_a_run_without_a_report_can_be_used(config):
-    from matbackprop.vision.inference import load_classifier
-
-    run = run_recipe(RECIPES["o2p"], config, preset="smoke")
-    assert not run.report_path.exists() and (run.path / "predictions" / "validation.npz").is_file()
-    assert load_classifier(run.path).names
-
-
 def test_the_tuning_split_takes_training_images_only(config):
     _, data = build(merge(config, {"data.split": "tuning"}))
     assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())  # the model is not kept alive
@@ -178,12 +169,6 @@ def test_rates_follow_the_schedule(config):
 def test_missing_data_are_named(tmp_path):
     with pytest.raises(DataError, match="No annotations"):
         region_sets(RegionDataConfig(root=tmp_path))
-
-
-def test_weights_of_another_network_are_rejected(config, tmp_path):
-    save_file({"features.0.weight": torch.zeros(8, 3, 3, 3)}, tmp_path / "other.safetensors")
-    with pytest.raises(WeightsError, match="do not match"):
-        build(merge(config, {"model.weights": str(tmp_path / "other.safetensors")}))
 
 
 @pytest.mark.parametrize("preset", ["small", "paper"])

@@ -39,6 +39,8 @@ def test_a_saved_classifier_sets_the_model_and_its_weights(tmp_path, words):
     config = parse("o2p", ["--from", str(tmp_path / "model"), *words], "train").config
     assert (config.model.head, config.model.reduce, config.model.taps) == ("o2p", 6, ())
     assert (config.data.canvas, config.data.side, config.data.margin) == (67, 60, 0.1)
+    changed = parse("o2p", ["--from", str(tmp_path / "model"), *words, "--model.dropout", "0.1"], "train").config
+    assert changed.model.dropout == 0.1 and changed.model.reduce == 6
     fine_tune = RECIPES["o2p"].preset("fine-tune")
     assert config.optimizer == fine_tune.optimizer and config.engine.accelerator == "auto"
     smoke = parse("o2p", ["--from", str(tmp_path / "model"), "--preset", "smoke"], "train")
@@ -50,12 +52,6 @@ def test_a_saved_classifier_sets_the_model_and_its_weights(tmp_path, words):
     other = build_model(config, others)
     assert other.classifier.out_features == 3
     assert torch.equal(other.backbone.features[0].weight, model.backbone.features[0].weight)
-
-
-def test_options_override_the_saved_model(tmp_path, words):
-    saved(tmp_path / "model", words)
-    config = parse("o2p", ["--from", str(tmp_path / "model"), *words, "--model.dropout", "0.1"], "train").config
-    assert config.model.dropout == 0.1 and config.model.reduce == 6
 
 
 @pytest.mark.parametrize("model", ["saved", pytest.param("box", marks=pytest.mark.slow)])
