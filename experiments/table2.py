@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from experiments import runs
 from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.vision.configuration import merge
+from matbackprop.vision.configuration import Count, configuration, merge
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage
 from matbackprop.vision.devices import processors
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
@@ -34,7 +34,7 @@ from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import CLUSTER_KS
-from matbackprop.vision.training.config import RECIPES, NCutsConfig
+from matbackprop.vision.training.config import RECIPES, DatasetConfig, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
 from matbackprop.vision.training.ncuts import build, open_images, split_images, untrained_model
 from matbackprop.vision.workers import Workers
@@ -42,17 +42,11 @@ from matbackprop.vision.workers import Workers
 log = logging.getLogger("matbackprop")
 
 
-@dataclass
-class Images:
+@configuration
+class Images(DatasetConfig):
     """Source of the images."""
 
-    root: Path | None = None
-    """Folder in BSDS500's layout; by default BSDS500 under $MATBACKPROP_DATA."""
-    generate: int = 0
-    """Number of synthetic training images, instead of reading the folder."""
-    cache: Path | None = None
-    """Folder for prepared images; by default $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
-    limit: int | None = None
+    limit: Count | None = None
     """Maximum number of images of each split."""
 
 

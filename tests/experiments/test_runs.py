@@ -2,11 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Results, comparison
+from experiments.runs import ExperimentConfig, Results
 from matbackprop.errors import ConfigurationError, DataError
 
 
@@ -45,19 +44,6 @@ def test_a_corrupt_line_is_reported(tmp_path):
         Results(tmp_path)
 
 
-def test_the_source_hash_changes_with_the_source(tmp_path, monkeypatch):
-    (tmp_path / "experiments").mkdir()
-    source = tmp_path / "experiments" / "runs.py"
-    monkeypatch.setattr(runs, "__file__", str(source))
-    hashes = set()
-    for text in ("x = 1", "x = 2"):
-        source.write_text(text)
-        runs.source_hash.cache_clear()
-        hashes.add(runs.source_hash())
-    runs.source_hash.cache_clear()
-    assert len(hashes) == 2
-
-
 def test_the_data_hash_changes_with_an_annotation_and_not_with_other_splits(tmp_path):
     for split in ("train", "test"):
         (tmp_path / "groundTruth" / split).mkdir(parents=True)
@@ -81,12 +67,3 @@ def test_overrides_and_rows_are_checked():
     with pytest.raises(ConfigurationError, match=r"Unknown row 'resnet'\. Rows: a, b"):
         ExperimentConfig(rows=("resnet",)).chosen({"a": 1, "b": 2})
     assert ExperimentConfig(rows=("b",)).chosen({"a": 1, "b": 2}) == {"b": 2}
-
-
-def test_comparison_draws_value_interval_and_reference():
-    fig = comparison({"a": (2.0, 1.0, 3.0), "b": (5.0, 4.0, 6.0)}, reference={"b": 7.0})
-    here, paper = fig.axes[0].lines
-    np.testing.assert_allclose(here.get_xydata(), [[2, 1], [5, 0]])
-    np.testing.assert_allclose(paper.get_xydata(), [[7, 0]])
-    segments = fig.axes[0].collections[0].get_segments()
-    np.testing.assert_allclose(segments[0][:, 0], [1, 3])

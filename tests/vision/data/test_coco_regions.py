@@ -174,17 +174,6 @@ def test_the_cache_is_reused_and_rebuilt_for_other_settings(coco, tmp_path, monk
             cr.cache_regions(*files, tmp_path / "cache", workers=0, **other)
 
 
-@pytest.mark.slow
-def test_several_processes_crop_like_one(coco):
-    actual = [annotation(i, 1 + i % 3, 3, [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(6)]
-    images = read_regions(*coco(actual)).images * 12
-    one, several = (list(cr._crop_all(images, 20, 0.0, workers)) for workers in (0, 2))
-    assert len(one) == len(several) == 36
-    for a, b in zip(one, several, strict=True):
-        np.testing.assert_array_equal(a.pixels, b.pixels)
-        np.testing.assert_array_equal(a.table, b.table)
-
-
 def test_a_crop_keeps_colors_proportions_and_the_mask_by_area():
     image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     image[10:20, 20:40] = (10, 200, 30)
@@ -257,14 +246,6 @@ def test_placements_depend_on_seed_and_epoch_only():
     assert (one != cr.draw_placements(500, seed=1, epoch=3, jitter=4, flip=True)).any()
     assert one[:, :2].min() == -4 and one[:, :2].max() == 4 and set(one[:, 2]) == {0, 1}
     assert not cr.draw_placements(50, seed=1, epoch=2, jitter=4, flip=False)[:, 2].any()
-
-
-def test_held_out_regions_share_no_image_with_the_others():
-    ids = np.random.default_rng(0).integers(0, 50, 400)
-    fit, tune = cr.hold_out_images(ids)
-    assert not set(ids[fit]) & set(ids[tune])
-    assert sorted([*fit, *tune]) == list(range(400))
-    assert len(set(ids[tune])) == 10
 
 
 @pytest.fixture

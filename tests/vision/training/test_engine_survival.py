@@ -12,7 +12,6 @@ pytest.importorskip("resource", reason="needs fork, SIGKILL and limits on files"
 from helpers.tiny_run import tiny_config, train
 from helpers.training_faults import assert_resumes, in_process, saved_step
 from matbackprop.errors import NonFiniteError
-from matbackprop.vision.signals import stop_on_signal
 from matbackprop.vision.training.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork and SIGKILL")
@@ -57,26 +56,6 @@ def test_a_signal_at_the_end_is_handled(tmp_path):
     assert in_process(config, prepare).code == 128 + signal.SIGTERM
     run = RunFolder(config.engine.run)
     assert run.read_summary()["steps"] == saved_step(run) == 12
-
-
-def test_a_second_signal_terminates_but_a_duplicate_does_not(tmp_path):
-    stop = stop_on_signal()
-    stop.handle(signal.SIGTERM, None)
-    stop.handle(signal.SIGTERM, None)
-    assert stop.signum == signal.SIGTERM
-    stop._time -= 2.0
-    with pytest.raises(KeyboardInterrupt):
-        stop.handle(signal.SIGTERM, None)
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN, lambda signum, frame: None])
-def test_signal_handlers_are_restored(tmp_path, handler):
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        train(tiny_config(tmp_path / "run", max_epochs=1))
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("listening", [False, True])

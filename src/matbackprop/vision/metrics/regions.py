@@ -182,13 +182,9 @@ def variation_of_information(segmentation: Any, ground_truth: Any) -> float:
 
 
 class Overlaps(NamedTuple):
-    """Nonzero numbers of pixels shared by human regions and regions of a segmentation, sorted by row.
+    """Nonzero numbers of pixels shared by human regions (rows, numbered over all maps) and regions of a segmentation.
 
-    Attributes:
-        rows: human regions, numbered consecutively over all maps.
-        columns: regions of the segmentation.
-        shared: number of shared pixels.
-        areas: pixels of each region of the segmentation.
+    Entries are sorted by row. ``areas`` are the pixels of each region of the segmentation.
     """
 
     rows: NDArray[np.int64]
@@ -201,13 +197,8 @@ class HumanMaps(NamedTuple):
     """Human maps of one image and their common refinement, whose regions are called atoms.
 
     Overlaps of a segmentation with atoms, typically a thousand per image, are counted once and summed for each map.
-
-    Attributes:
-        shape: height and width.
-        first: (g,) index of the first region of each map; regions are numbered consecutively over all maps.
-        areas: number of pixels of each region.
-        atoms: (pixels,) atom of each pixel.
-        regions_of: (g, atoms) region of each atom in each map.
+    Regions are numbered consecutively over all maps: ``first`` (g,) is the first of each map, and ``regions_of``
+    (g, atoms) the region of each atom.
     """
 
     shape: tuple[int, ...]

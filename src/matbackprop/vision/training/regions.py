@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import DataError
 from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.coco import coco_files
 from matbackprop.vision.data.coco_regions import (
@@ -34,10 +33,7 @@ def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
     files = [coco_files(config.folder(), split) for split in ("train", "val")]
     cropped = {name: getattr(config, name) for name in ("side", "margin", "missing_images")}
     train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
-    try:
-        check_same_categories(train, validation)
-    except DataError as error:
-        raise DataError(f"{files[0][0]} and {files[1][0]}: {error}") from error
+    check_same_categories(train, validation)
     return train, validation
 
 
