@@ -45,8 +45,8 @@ NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints"
 """Engine fields of runs that keep only their metrics."""
 WORK = Path("runs")
 """Folder of trained models, predictions and logs, which are not published."""
-PICTURES = {".jpg", ".jpeg", ".png", ".bmp"}
-READABLE = PICTURES | {".mat", ".seg", ".json", ".npy", ".npz"}
+IMAGES = {".jpg", ".jpeg", ".png", ".bmp"}
+READABLE = IMAGES | {".mat", ".seg", ".json", ".npy", ".npz"}
 
 Run = dict[str, Any]
 
@@ -241,7 +241,7 @@ def source_hash() -> str:
 
 @cache
 def data_hash(root: Path, splits: tuple[str, ...]) -> str:
-    """Hash the splits of a data set: names and sizes of its pictures, contents of its annotations."""
+    """Hash the splits of a data set: names and sizes of its images, contents of its annotations."""
     names = {split + year for split in splits for year in ("", "2014", "2017")}
     total, files = hashlib.sha256(), 0
     for path in sorted(root.rglob("*")):
@@ -251,10 +251,10 @@ def data_hash(root: Path, splits: tuple[str, ...]) -> str:
             continue
         files += 1
         total.update(f"{place.as_posix()}\0{path.stat().st_size}\0".encode())
-        if path.suffix.lower() not in PICTURES or "groundTruth" in place.parts:
+        if path.suffix.lower() not in IMAGES or "groundTruth" in place.parts:
             total.update(hashlib.sha256(path.read_bytes()).digest())
     if not files:
-        raise DataError(f"{root} has no picture or annotation of {', '.join(splits)}. Check --data.root.")
+        raise DataError(f"{root} has no image or annotation of {', '.join(splits)}. Check --data.root.")
     return total.hexdigest()[:16]
 
 

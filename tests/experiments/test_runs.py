@@ -55,7 +55,7 @@ def test_the_data_hash_changes_with_an_annotation_and_not_with_other_splits(tmp_
     (tmp_path / "groundTruth" / "train" / "1.mat").write_bytes(b"two")
     runs.data_hash.cache_clear()
     assert runs.data_hash(tmp_path, ("train",)) != before
-    with pytest.raises(DataError, match="no picture or annotation of val"):
+    with pytest.raises(DataError, match="no image or annotation of val"):
         runs.data_hash(tmp_path, ("val",))
 
 

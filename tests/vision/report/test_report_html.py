@@ -63,7 +63,7 @@ def test_missing_and_corrupt_files_are_reported(run, tmp_path):
         write_report(RunFolder(tmp_path / "thesis"))
     assert (tmp_path / "thesis" / "report.html").read_text() == "mine"
     with pytest.raises(DataError, match="no such file"):
-        Page("p").picture(tmp_path / "missing.png", "missing")
+        Page("p").image(tmp_path / "missing.png", "missing")
 
 
 def test_the_best_score_and_measures_come_first(tmp_path):

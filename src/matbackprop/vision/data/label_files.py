@@ -213,12 +213,12 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArra
 
 
 def _read_png(path: Path) -> NDArray[np.integer]:
-    with open_picture(path) as picture:
-        _check_pixels(path, picture.height, picture.width)
-        if picture.format != "PNG":
-            raise DataError(f"is a {picture.format} file. Save label maps as PNG, which is lossless.")
-        array = np.asarray(picture)
-        palette = picture.mode == "P"
+    with open_picture(path) as image:
+        _check_pixels(path, image.height, image.width)
+        if image.format != "PNG":
+            raise DataError(f"is a {image.format} file. Save label maps as PNG, which is lossless.")
+        array = np.asarray(image)
+        palette = image.mode == "P"
     if array.ndim == 3:  # each color is one label
         array = array.astype(np.int64) @ (256 ** np.arange(array.shape[2] - 1, -1, -1))
     (labels,) = _labels([array], path)
@@ -245,8 +245,8 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
     with _readable(path):
         match path.suffix.lower():
             case ".png":
-                with open_picture(path) as picture:
-                    array = np.asarray(picture)
+                with open_picture(path) as image:
+                    array = np.asarray(image)
                 if array.dtype.kind == "i":  # 16 bits in old versions of Pillow
                     array = array.astype(np.uint16)
             case ".npy":

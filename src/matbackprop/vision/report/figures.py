@@ -290,16 +290,16 @@ def segmentation_grid(
     for i, row in enumerate(rows):
         if len(row) != len(columns):
             raise ShapeError(f"row {i} has {len(row)} cells for {len(columns)} columns.")
-    pictures = [_painted(row) for row in rows]
-    sizes = [next((p.shape for p in row if p is not None), (3, 4)) for row in pictures]
+    images = [_painted(row) for row in rows]
+    sizes = [next((p.shape for p in row if p is not None), (3, 4)) for row in images]
     ratios = [size[0] / size[1] for size in sizes]
     height = width / len(columns) * sum(ratios) + 0.35
     fig, axes = figure(len(rows), len(columns), width=width, height=height, height_ratios=ratios)
     fig.get_layout_engine().set(w_pad=0.03, h_pad=0.03, wspace=0, hspace=0)  # type: ignore[union-attr, call-arg]
-    for ax, picture in zip(axes, (p for row in pictures for p in row), strict=True):
+    for ax, image in zip(axes, (p for row in images for p in row), strict=True):
         ax.set_axis_off()
-        if picture is not None:
-            ax.imshow(picture, interpolation="nearest")
+        if image is not None:
+            ax.imshow(image, interpolation="nearest")
     for ax, name in zip(axes, columns, strict=False):
         ax.set_title(name, fontsize=9.5, loc="center", pad=4)
     return finish(fig, path)
@@ -308,11 +308,11 @@ def segmentation_grid(
 def _painted(row: Sequence[ArrayLike | None]) -> list[NDArray[np.uint8] | None]:
     arrays = [None if cell is None else np.asarray(cell) for cell in row]
     maps = [a for a in arrays if a is not None and a.ndim == 2 and a.dtype.kind in "biu"]
-    pictures: list[NDArray[np.uint8] | None] = []
+    images: list[NDArray[np.uint8] | None] = []
     for array in arrays:
         if array is not None and any(array is one for one in maps):
             labels = match_labels(array, maps[-1]) if array.shape == maps[-1].shape else array
-            pictures.append(draw_boundaries(paint_labels(labels), labels, color=WHITE))
+            images.append(draw_boundaries(paint_labels(labels), labels, color=WHITE))
         else:
-            pictures.append(None if array is None else as_rgb(array))
-    return pictures
+            images.append(None if array is None else as_rgb(array))
+    return images

@@ -82,12 +82,12 @@ class Page:
         ]
         self._parts.append(f'<div class="card panels">{"".join(drawings)}</div>')
 
-    def picture(self, path: Path, caption: str) -> None:
+    def image(self, path: Path, caption: str) -> None:
         """Embed a PNG file at its size in inches."""
         data = base64.b64encode(read_bytes(path, 1 << 26)).decode("ascii")
-        with open_picture(path) as picture:
-            dpi = max(float(picture.info.get("dpi", (96.0,))[0]), 96.0)
-            width = round(picture.width * 96 / dpi)
+        with open_picture(path) as file:
+            dpi = max(float(file.info.get("dpi", (96.0,))[0]), 96.0)
+            width = round(file.width * 96 / dpi)
         text = html.escape(caption)
         image = f'<img alt="{text}" width="{width}" src="data:image/png;base64,{data}">'
         self._parts.append(f'<figure class="card">{image}<figcaption>{text}</figcaption></figure>')
@@ -167,11 +167,11 @@ def write_report(run_folder: RunFolder) -> Path:
     if curve_panels(metrics):
         page.section("Curves")
         page.curves(metrics)
-    pictures = sorted(path for path in run_folder.figures.glob("*.png") if path.stem != "curves")
-    if pictures:
+    images = sorted(path for path in run_folder.figures.glob("*.png") if path.stem != "curves")
+    if images:
         page.section("Figures")
-    for picture in pictures:
-        page.picture(picture, picture.stem.replace("_", " "))
+    for path in images:
+        page.image(path, path.stem.replace("_", " "))
     names = {name.split("/")[-1] for row in (*metrics, dict(_flatten(summary))) for name in row if "/" in name}
     terms = [[term, text] for term, text in GLOSSARY.items() if term in names]
     tables = {

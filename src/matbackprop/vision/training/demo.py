@@ -52,7 +52,7 @@ class DemoConfig:
 def main(config: DemoConfig) -> dict[str, Any]:
     """Run the demonstration."""
     report, results = run_demo(config), RunFolder(config.run).read_summary()
-    return {"summary": f"The report with pictures: {report}", "run": config.run, "report": report, "results": results}
+    return {"summary": f"The report with figures: {report}", "run": config.run, "report": report, "results": results}
 
 
 def run_demo(config: DemoConfig) -> Path:
@@ -83,7 +83,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     console.print(f"accuracy {percent['before']} before, [bold]{percent['after']}[/] after")
     curves = {"cross-entropy": ["train/loss", "val/loss"], "error (%)": ["val/error"], "rank": ["layer/rank"]}
     page.curves(pooling.read_metrics(), curves)
-    page.picture(pooling.figure_path("confusion"), "Predicted classes of each true class (rows), in percent")
+    page.image(pooling.figure_path("confusion"), "Predicted classes of each true class (rows), in percent")
 
     section(
         "2 · Images segmented by trained normalized cuts",
@@ -94,9 +94,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     console.print(f"covering {covering['before']:.3f} before, [bold]{covering['after']:.3f}[/] after")
     curves = {"objective": ["train/objective", "val/objective"], "rank": ["layer/rank", "layer/soft_rank"]}
     page.curves(cuts.read_metrics(), curves)
-    page.picture(
-        cuts.figure_path("segmentations"), "Held-out images, clusters for three K, an annotator's segmentation"
-    )
+    page.image(cuts.figure_path("segmentations"), "Held-out images, clusters for three K, an annotator's segmentation")
 
     section(
         "3 · Photographs segmented by the network in the package",
@@ -105,7 +103,7 @@ def _run(config: DemoConfig, console: Console) -> Path:
     )
     numbers = _segment_photographs(config.run / "photographs.png")
     console.print(", ".join(f"{name}: {count} regions" for name, count in numbers.items()))
-    page.picture(config.run / "photographs.png", "Sample photographs of scikit-image")
+    page.image(config.run / "photographs.png", "Sample photographs of scikit-image")
 
     page.section("Next steps")
     page.table(Table(["command", "result"], _NEXT))
