@@ -27,11 +27,6 @@ def _matrices(batch: int, n: int) -> Tensor:
     return x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)
 
 
-def positive_definite(batch: int, n: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Well-conditioned random matrices, the same on every device."""
-    return _matrices(batch, n).to(device, dtype, copy=True)
-
-
 def _cupy_eigh(a: Tensor) -> Callable[[], Any]:
     cupy = peers.need("cupy")
     if a.device.type != "cuda":
@@ -48,49 +43,43 @@ def _jax_eigh(a: Tensor) -> Callable[[], Any]:
     return lambda: jax.block_until_ready(compiled(x))
 
 
-_SOLVERS: dict[str, Callable[[Tensor], Callable[[], Any]]] = {
-    "matbackprop": lambda a: lambda: batched_eigh(a),
-    "torch.linalg.eigh": lambda a: lambda: torch.linalg.eigh(a),
-    "cupy": _cupy_eigh,
-    "jax": _jax_eigh,
+def _log(factory: Factory, a: Tensor) -> Callable[[], Any]:
+    return forward_backward(factory(), a)
+
+
+_METHODS: dict[str, dict[str, Callable[[Tensor], Callable[[], Any]]]] = {
+    "eigh": {
+        "matbackprop": lambda a: lambda: batched_eigh(a),
+        "torch.linalg.eigh": lambda a: lambda: torch.linalg.eigh(a),
+        "cupy": _cupy_eigh,
+        "jax": _jax_eigh,
+    },
+    "log": {
+        "matbackprop": partial(_log, lambda: lambda a: matrix_function(a, "log")),
+        **{name: partial(_log, partial(factory, "log")) for name, factory in peers.MATRIX_FUNCTIONS.items()},
+    },
 }
 
 
-_LOG: dict[str, Factory] = {
-    "matbackprop": lambda: lambda a: matrix_function(a, "log"),
-    **{method: partial(factory, "log") for method, factory in peers.MATRIX_FUNCTIONS.items()},
-}
-
-
-def _build_solver(
-    solver: Callable[[Tensor], Callable[[], Any]], batch: int, n: int, dtype: torch.dtype, device: torch.device
+def _build(
+    method: Callable[[Tensor], Callable[[], Any]], batch: int, n: int, dtype: torch.dtype, device: torch.device
 ) -> Callable[[], Any]:
-    return solver(positive_definite(batch, n, device, dtype))
-
-
-def _build_log(factory: Factory, batch: int, n: int, device: torch.device) -> Callable[[], Any]:
-    return forward_backward(factory(), positive_definite(batch, n, device, torch.float32))
+    return method(_matrices(batch, n).to(device, dtype, copy=True))
 
 
 def functions(device: torch.device, scale: Scale) -> Iterator[Entry]:
     """Eigendecomposition in float32 and float64, then log forward + backward in float32."""
     batch = 2 if scale == "quick" else 100 if device.type == "cuda" else 16
     orders = (8,) if scale == "quick" else _ORDERS if device.type == "cuda" else _CPU_ORDERS
-    for dtype in (torch.float32, torch.float64):
+    small = tuple(n for n in orders if n <= _LARGEST_LOG)
+    for title, function, dtype, sizes in (
+        ("eigendecomposition", "eigh", torch.float32, orders),
+        ("eigendecomposition", "eigh", torch.float64, orders),
+        ("matrix log forward + backward", "log", torch.float32, small),
+    ):
         short = str(dtype).removeprefix("torch.")
-        for n in orders:
-            for method, solver in _SOLVERS.items():
-                yield Entry(
-                    f"eigendecomposition, {short}, {batch}×{n}×{n}",
-                    method,
-                    partial(_build_solver, solver, batch, n, dtype),
-                    parameters={"batch": batch, "n": n, "dtype": short, "function": "eigh"},
-                )
-    for n in [n for n in orders if n <= _LARGEST_LOG]:
-        for method, factory in _LOG.items():
-            yield Entry(
-                f"matrix log forward + backward, float32, {batch}×{n}×{n}",
-                method,
-                partial(_build_log, factory, batch, n),
-                parameters={"batch": batch, "n": n, "dtype": "float32", "function": "log"},
-            )
+        for n in sizes:
+            for name, method in _METHODS[function].items():
+                parameters: dict[str, float | str] = {"batch": batch, "n": n, "dtype": short, "function": function}
+                build = partial(_build, method, batch, n, dtype)
+                yield Entry(f"{title}, {short}, {batch}×{n}×{n}", name, build, parameters=parameters)

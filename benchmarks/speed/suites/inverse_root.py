@@ -73,19 +73,10 @@ def inverse_root(device: torch.device, scale: Scale) -> Iterator[Entry]:
     kind = next(iter(_KINDS))
     for n in orders:
         for name, method in _METHODS.items():
-            yield Entry(
-                f"inverse fourth root, {batch}×{n}×{n}",
-                name,
-                partial(_build, method, kind, batch, n),
-                parameters={"batch": batch, "n": n, "function": "time"},
-            )
+            build = partial(_build, method, kind, batch, n)
+            yield Entry(f"inverse fourth root, {batch}×{n}×{n}", name, build, parameters={"function": "time"})
     for kind in _KINDS:
         for n in orders:
             for name, method in _METHODS.items():
-                yield Entry(
-                    f"relative error, statistics {kind}, order {n}",
-                    name,
-                    partial(_error, method, kind, n),
-                    kind="error",
-                    parameters={"n": n, "function": "error"},
-                )
+                case, build = f"relative error, statistics {kind}, order {n}", partial(_error, method, kind, n)
+                yield Entry(case, name, build, kind="error", parameters={"function": "error"})

@@ -48,9 +48,5 @@ def ncuts(device: torch.device, scale: Scale) -> Iterator[Entry]:
         if m <= _LARGEST_DENSE:
             methods["J₂ by m×m projectors + autograd"] = _dense_j2
         for method, objective in methods.items():
-            yield Entry(
-                f"{batch} image{'s' if batch > 1 else ''} of {m} cells, d = {d}",
-                method,
-                partial(_build, objective, f, labels, most),
-                parameters={"batch": batch, "m": m, "d": d},
-            )
+            case = f"{batch} image{'s' if batch > 1 else ''} of {m} cells, d = {d}"
+            yield Entry(case, method, partial(_build, objective, f, labels, most))

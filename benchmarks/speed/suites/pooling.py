@@ -88,33 +88,25 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
     for m, d in ((9, 16),) if scale == "quick" else _SIZES:
         for name in ("log", "sqrt") if d == _WIDE or scale == "quick" else ("log",):
             for method, factory in pool_methods(name).items():
-                build = partial(_build, factory, batch, m, d)
-                parameters: dict[str, float | str] = {"batch": batch, "m": m, "d": d, "function": name}
-                yield Entry(f"{name}, {batch}×{m}×{d}", method, build, parameters=parameters)
+                yield _entry(name, (batch, m, d), method, partial(_build, factory, batch, m, d))
     if device.type != "cuda" or scale != "full":
         return
     for m, d in _NEWER:
         for method in ("matbackprop", _ISQRT, _TF32):
-            build = partial(_build, pool_methods("sqrt")[method], 64, m, d)
-            yield Entry(
-                f"sqrt, 64×{m}×{d}", method, build, parameters={"batch": 64, "m": m, "d": d, "function": "sqrt"}
-            )
-    for images, m, d in _PREPARED:
+            yield _entry("sqrt", (64, m, d), method, partial(_build, pool_methods("sqrt")[method], 64, m, d))
+    for size in _PREPARED:
         for method, weighted, center in (
             ("matbackprop", False, False),
             ("matbackprop, weighted", True, False),
             ("matbackprop, centered", False, True),
         ):
-            parameters = {"batch": images, "m": m, "d": d, "function": "sqrt"}
-            build = partial(_build_prepared, weighted, center, images, m, d)
-            yield Entry(f"sqrt, {images}×{m}×{d}, prepared", method, build, parameters=parameters)
+            yield _entry("sqrt", size, method, partial(_build_prepared, weighted, center, *size), ", prepared")
     # Last, because a failed capture may leave the device in a bad state.
     for name, m, d in _CAPTURED:
-        for method in (
-            "matbackprop",
-            *((_ISQRT,) if name == "sqrt" else ()),
-            "torch.linalg.eigh + autograd",
-        ):
+        for method in ("matbackprop", *([_ISQRT] if name == "sqrt" else []), "torch.linalg.eigh + autograd"):
             build = partial(_build_captured, pool_methods(name)[method], batch, m, d)
-            case = f"{name}, {batch}×{m}×{d}, replayed from a CUDA graph"
-            yield Entry(case, method, build, parameters={"batch": batch, "m": m, "d": d, "function": name})
+            yield _entry(name, (batch, m, d), method, build, ", replayed from a CUDA graph")
+
+
+def _entry(name: str, size: tuple[int, int, int], method: str, build: Any, remark: str = "") -> Entry:
+    return Entry(f"{name}, {'×'.join(map(str, size))}{remark}", method, build, parameters={"function": name})

@@ -73,26 +73,15 @@ def segmentation(device: torch.device, scale: Scale) -> Iterator[Entry]:
     ks = (2, 3) if scale == "quick" else _KS
     case = f"one {width}×{height} image"
     image, f = scene(height, width, dims)
-    parameters: dict[str, float | str] = {"pixels": height * width}
 
     def ours(dev: torch.device) -> Callable[[], Any]:
         x = f.to(dev)
         return lambda: segment_features(x, ks, size=(height, width))
 
     one = f"one segmentation, K = {_CLUSTERS}"
-    yield Entry(case, "matbackprop", ours, parameters=parameters, note=f"{len(ks)} segmentations, d = {dims}")
-    yield Entry(case, "ncut-pytorch", lambda dev: _ncut_pytorch(f.to(dev)), parameters=parameters, note=one)
-    yield Entry(
-        case,
-        "scikit-learn spectral_clustering",
-        lambda dev: _sklearn(image),
-        parameters=parameters,
-        note=f"{one}; on the CPU, pixel-grid graph",
-    )
-    yield Entry(
-        case,
-        "scikit-image cut_normalized",
-        lambda dev: _skimage(image),
-        parameters=parameters,
-        note=f"one segmentation; on the CPU, {_SUPERPIXELS} superpixels",
-    )
+    yield Entry(case, "matbackprop", ours, note=f"{len(ks)} segmentations, d = {dims}")
+    yield Entry(case, "ncut-pytorch", lambda dev: _ncut_pytorch(f.to(dev)), note=one)
+    note = f"{one}; on the CPU, pixel-grid graph"
+    yield Entry(case, "scikit-learn spectral_clustering", lambda dev: _sklearn(image), note=note)
+    note = f"one segmentation; on the CPU, {_SUPERPIXELS} superpixels"
+    yield Entry(case, "scikit-image cut_normalized", lambda dev: _skimage(image), note=note)

@@ -58,5 +58,4 @@ def training_step(device: torch.device, scale: Scale) -> Iterator[Entry]:
         for name, head in _HEADS.items():
             if way is _compiled and head != "o2p":
                 continue
-            build = partial(_build, head, way, batch, canvas, hidden)
-            yield Entry(case, f"{name}{suffix}", build, parameters={"batch": batch})
+            yield Entry(case, f"{name}{suffix}", partial(_build, head, way, batch, canvas, hidden))
