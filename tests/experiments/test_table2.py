@@ -117,15 +117,6 @@ def test_baselines_are_rows_of_the_same_table(tmp_path, cache):
         baselines.Config(rows=(PLAIN,))
 
 
-def test_rows_of_another_device_are_reported(tmp_path):
-    table = Table2(Config(out=tmp_path, rows=(PLAIN, DEEP)))
-    scores = {"scores": {"paper_best": 0.5, "paper_average": 0.4}, "per_image": {}}
-    for row, device in ((PLAIN, "cpu"), (DEEP, "cuda")):
-        table.results.run(row, "seed", 0, {"device": device}, lambda: dict(scores))
-    table.summarize()
-    assert "Computed on a CPU, the others on a GPU: NCuts (AlexNet ReLU-5)." in (tmp_path / "table.md").read_text()
-
-
 def test_cross_validation_scores_every_training_image_once(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = small(tmp_path, cache, rows=(PLAIN,), images="folds", seeds=(0, 1, 2, 3, 4))

@@ -1,10 +1,7 @@
 """Devices, processors and the rank of a process."""
 
-import os
-
 import pytest
 
-from matbackprop.vision.devices import processors
 from matbackprop.vision.distributed import is_first_process
 
 
@@ -27,11 +24,3 @@ def test_the_first_process_is_found_from_the_environment(environment, first, mon
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert is_first_process() is first
-
-
-def test_processors_are_those_that_this_process_may_use(monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
-    assert processors() == 2
-    monkeypatch.delattr(os, "sched_getaffinity")  # macOS and Windows have none
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert processors() == 1

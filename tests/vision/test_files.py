@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from matbackprop.errors import DataError
-from matbackprop.vision.files import atomic_write, read_bytes, show
+from matbackprop.vision.files import atomic_write, read_bytes
 from matbackprop.vision.training.checkpoint import save_checkpoint
 
 
@@ -23,15 +23,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
         write(path, "new")
     assert path.read_bytes() == old
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_values_are_shortened_for_messages():
-    deep = []
-    for _ in range(100_000):
-        deep = [deep]
-    assert show(deep) == "a deeply nested list"
-    assert show({1, 2}) == "{1, 2}"
-    assert len(show("x" * 1000)) <= 60
 
 
 def test_a_file_that_is_too_large_or_a_folder_is_rejected_by_name(tmp_path):

@@ -1,6 +1,5 @@
 """One table in three forms."""
 
-import math
 import re
 
 import pytest
@@ -8,7 +7,7 @@ from rich.console import Console
 
 from experiments.runs import Measured
 from matbackprop.errors import ShapeError
-from matbackprop.vision.report.tables import Table, format_number
+from matbackprop.vision.report.tables import Table
 
 
 @pytest.fixture
@@ -21,20 +20,6 @@ def table():
         formats={"error": ".1f"},
         best={"error": "min", "time": "max"},
     )
-
-
-def test_measured_uses_the_sample_deviation():
-    value = Measured.of([1.0, 2.0, 4.0])
-    assert value.mean == pytest.approx(7 / 3)
-    assert value.spread == pytest.approx(math.sqrt(7 / 3))
-    assert Measured.of([3.0]).spread is None
-    with pytest.raises(ShapeError, match="at least one"):
-        Measured.of([])
-
-
-@pytest.mark.parametrize(("value", "text"), [(-math.inf, "−∞"), (math.inf, "∞"), (math.nan, "NaN"), (12, "12")])
-def test_nan_and_infinity_are_written_as_words(value, text):
-    assert format_number(value) == text
 
 
 def test_markdown_marks_the_best_and_escapes_pipes(table):
