@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from experiments import runs, table2
 from experiments.multiscale_ncut import multiscale_labels
 from matbackprop.vision.data.bsds import BSDS
-from matbackprop.vision.devices import processors
 from matbackprop.vision.metrics import ImageScores, region_scores, score_image, summarize
 from matbackprop.vision.segmentation import connected_components
 from matbackprop.vision.workers import Workers
@@ -198,14 +197,14 @@ def main(config: Config) -> dict[str, Any]:
     table = table2.Table2(replace(config, rows=()))
 
     def score() -> None:
-        root = table.folder()
+        root = config.data.folder()
         data = BSDS(root, config.split)
         data = BSDS(root, config.split, ids=list(data.ids)[: config.data.limit])
         for method in config.rows:
             configuration = {"method": method, "limit": config.data.limit, "boundary": config.boundary}
             provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.split,)),
                           "weights": "none", "device": "cpu"}  # fmt: skip
-            with Workers(config.workers or processors()) as pool:
+            with config.pool() as pool:
                 work = partial(run_baseline, method, data, pool, boundary=config.boundary)
                 table.results.run(method, "baseline", 0, provenance, work)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,15 +28,13 @@ from scipy.io import savemat
 
 from experiments import runs
 from experiments.baselines import HUMANS, run_baseline
-from experiments.runs import ExperimentConfig, Measured, Results, Run
-from experiments.table2 import Images
+from experiments.runs import ImagesConfig, Measured, Results, Run
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.data.bsds import BSDS, find_root
-from matbackprop.vision.data.cache import dataset_folder, default_cache_folder
+from matbackprop.vision.data.bsds import BSDS
+from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.label_files import index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
-from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_folder
 from matbackprop.vision.inference.drawing import draw_boundaries
 from matbackprop.vision.inference.loading import load_segmenter, model_folder
@@ -57,11 +55,10 @@ from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contours, watershed_regions
 from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe
-from matbackprop.vision.workers import Workers
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(ImagesConfig):
     """Train on BSDS500, write contours and hierarchies of its test images, and score them."""
 
     out: Path = Path("results/bsds500")
@@ -78,10 +75,6 @@ class Config(ExperimentConfig):
     """Image sizes whose contours are averaged in the multi-scale rows, each also mirrored."""
     levels: int = 99
     """Thresholds at which contours and hierarchies are cut."""
-    workers: int = 0
-    """Processes for scoring; 0 for one per core."""
-    data: Images = field(default_factory=Images)
-    """Source of the images."""
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -167,14 +160,10 @@ class Bsds500:
                     name = "single" if len(scales) == 1 else "multi"
                     work = partial(self.score, row, seed, name, scales, network)
                     self.results.run(row, name, seed, self.provenance(row, seed, scales), work)
-        data = BSDS(find_root(self.folder()), self.config.images)
+        data = BSDS(self.config.root, self.config.images)
         provenance = {"configuration": {"method": HUMANS}, "data": self.data_hash(), "weights": "none", "device": "cpu"}
-        with Workers(self.config.workers or processors()) as pool:
+        with self.config.pool() as pool:
             self.results.run(HUMANS, "baseline", 0, provenance, lambda: run_baseline(HUMANS, data, pool))
-
-    def folder(self) -> Path:
-        """The folder of the images."""
-        return dataset_folder("BSDS500", self.config.data.root, self.config.data.generate, self.config.data.cache)
 
     def work(self, row: str, seed: int) -> Path:
         """The run folder of a training."""
@@ -183,7 +172,7 @@ class Bsds500:
     def recipe(self, row: str, seed: int) -> Any:
         """The training configuration of a row and a seed."""
         config = self.config
-        root = join_splits(self.folder(), config.splits, config.data.cache or default_cache_folder())
+        root = join_splits(config.data.folder(), config.splits, config.data.cache or default_cache_folder())
         engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
         engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
         data = {"root": str(root), "generate": 0, "split": "final", "limit": config.data.limit}
@@ -192,7 +181,7 @@ class Bsds500:
 
     def data_hash(self) -> str:
         """Hash of the training and the scored images."""
-        return runs.data_hash(self.folder(), tuple(sorted({*self.config.splits, self.config.images})))
+        return runs.data_hash(self.config.data.folder(), tuple(sorted({*self.config.splits, self.config.images})))
 
     def provenance(self, row: str, seed: int, scales: Sequence[float]) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
@@ -220,7 +209,7 @@ class Bsds500:
 
     def score(self, row: str, seed: int, name: str, scales: Sequence[float], network: Any) -> dict[str, Any]:
         """Write contours and hierarchies of all images, and score those with human maps."""
-        config, root = self.config, find_root(self.folder())
+        config, root = self.config, self.config.root
         images = find_pictures([root / "images" / config.images])[: config.data.limit]
         truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
         folder, model = self.work(row, seed) / f"{config.images}-{name}", network()
@@ -237,7 +226,7 @@ class Bsds500:
         tasks = [(path.stem, folder, truth[path.stem]) for path in images if path.stem in truth]
         if not tasks:
             raise DataError(f"{root} has no human map of {config.images}. The maps are in {folder}.")
-        with Workers(config.workers or processors()) as pool:
+        with config.pool() as pool:
             threshold = threshold_of(model, averaged)
             scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
         scores, counts, views = [s for s, _, _ in scored], [c for _, c, _ in scored], [v for _, _, v in scored]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,22 +28,18 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Measured, Results
-from experiments.table2 import Images
+from experiments.runs import ImagesConfig, Results
 from matbackprop import topk_eigh
-from matbackprop.vision.data.bsds import BSDS, find_root
-from matbackprop.vision.data.cache import dataset_folder
-from matbackprop.vision.devices import processors
+from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.inference.loading import BOX, load_segmenter, model_folder
 from matbackprop.vision.inference.segmenting import network_contours
-from matbackprop.vision.metrics import ImageScores, paired_bootstrap, score_image, summarize
+from matbackprop.vision.metrics import ImageScores, score_image, summarize
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation.hierarchy import merge_graph, watershed_regions
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
-from matbackprop.vision.workers import Workers
 
 SIGMA = 0.1
 """Initial contour strength at which the affinity falls to 1/e, as for gPb."""
@@ -65,7 +61,7 @@ COLUMNS = {
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(ImagesConfig):
     """Train border strengths with and without spectral distances, and score the hierarchies."""
 
     out: Path = Path("results/cuts")
@@ -76,10 +72,6 @@ class Config(ExperimentConfig):
     """Disjoint sets of training images; each has a quarter of them."""
     images: str = "val"
     """Split that is scored."""
-    workers: int = 0
-    """Processes for scoring; 0 for one per core."""
-    data: Images = field(default_factory=Images)
-    """Source of the images."""
 
 
 class Borders(NamedTuple):
@@ -207,9 +199,8 @@ class Cuts:
 
     def train(self) -> None:
         """Train and score every row and fold that is missing."""
-        config = self.config
+        config, root = self.config, self.config.root
         saved = model_folder(config.model) / "model.safetensors"
-        root = find_root(dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache))
         fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": "cpu",
                  "weights": hashlib.sha256(saved.read_bytes()).hexdigest()[:16]}  # fmt: skip
         configuration = {"images": config.images, "limit": config.data.limit, "sigma": SIGMA, "vectors": VECTORS,
@@ -237,7 +228,7 @@ class Cuts:
     def run(self, row: str, training: Sequence[Borders], images: Sequence[Image]) -> dict[str, Any]:
         """Train a row and score it."""
         weights = None if row == "package" else train_weights(training, spectral=row == "cuts")
-        with Workers(self.config.workers or processors()) as pool:
+        with self.config.pool() as pool:
             scored = list(pool.map(partial(score, weights=weights), images))
         return {
             "images": len(scored),
@@ -250,13 +241,8 @@ class Cuts:
     def summarize(self) -> None:
         """Write the mean over folds, with paired intervals against contours alone."""
         done = {row: list(self.results.runs(row, "fold").values()) for row in ROWS}
-        body = []
-        covering = {row: np.mean([run["metrics"]["covering"] for run in done[row]], 0) for row in ROWS}
-        for row, all_runs in done.items():
-            cells = [Measured.of([run["metrics"]["scores"][name] for run in all_runs]) for name in COLUMNS.values()]
-            gain = paired_bootstrap(covering[row], covering["contours"])
-            difference = "" if row == "contours" else runs.interval_text(gain._asdict(), 3)
-            body.append([row, *cells, difference, 1000 * all_runs[0]["metrics"]["border_seconds"]])
+        compared = runs.compare_rows(done, COLUMNS.values(), "contours")
+        body = [[row, *cells, 1000 * done[row][0]["metrics"]["border_seconds"]] for row, cells in compared.items()]
         first = done["cuts"][0]
         note = (
             f"{first['metrics']['images']} images of {first['provenance']['configuration']['images']}, hierarchies cut "

@@ -8,7 +8,7 @@ the package.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +20,12 @@ from torch.nn import functional as nnf
 
 from experiments import runs
 from experiments.bsds500 import hierarchy_of
-from experiments.runs import ExperimentConfig, Measured, Results
-from experiments.table2 import Images
+from experiments.runs import ImagesConfig, Measured, Results
 from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.data.bsds import BSDS, find_root
-from matbackprop.vision.data.cache import dataset_folder
-from matbackprop.vision.devices import processors
+from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.inference.segmenting import network_contours
-from matbackprop.vision.metrics import ImageScores, contour_counts, paired_bootstrap, score_image, summarize
+from matbackprop.vision.metrics import ImageScores, contour_counts, score_image, summarize
 from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.report.tables import Table
@@ -36,7 +33,6 @@ from matbackprop.vision.training.config import RECIPES, ContoursConfig
 from matbackprop.vision.training.contours import ContoursData, ContoursModule, augment
 from matbackprop.vision.training.engine import fit
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
-from matbackprop.vision.workers import Workers
 
 CELL = 8
 """Side in pixels of the cells that are cut."""
@@ -54,7 +50,7 @@ COLUMNS = {
 
 
 @dataclass
-class Config(ExperimentConfig):
+class Config(ImagesConfig):
     """Train contour networks with and without a normalized-cut objective, and score them."""
 
     out: Path = Path("results/joint")
@@ -69,10 +65,6 @@ class Config(ExperimentConfig):
     """Seeds of each row."""
     images: str = "val"
     """Split that is scored."""
-    workers: int = 0
-    """Processes for scoring; 0 for one per core."""
-    data: Images = field(default_factory=Images)
-    """Source of the images."""
 
 
 class JointData(ContoursData):
@@ -143,8 +135,7 @@ class Joint:
 
     def train(self) -> None:
         """Train and score every row and seed that is missing."""
-        config = self.config
-        root = find_root(dataset_folder("BSDS500", config.data.root, config.data.generate, config.data.cache))
+        config, root = self.config, self.config.root
         fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": config.device}
         for seed in config.seeds:
             for row in self.chosen:
@@ -175,7 +166,7 @@ class Joint:
             (name, network_contours(model, sample.image[None])[0], [labels.numpy() for labels in sample.segmentations])
             for name, sample in samples
         ]
-        with Workers(self.config.workers or processors()) as pool:
+        with self.config.pool() as pool:
             scored = list(pool.map(score, tasks))
         contours = boundary_scores([one.counts for one in scored])
         return {
@@ -188,14 +179,9 @@ class Joint:
     def summarize(self) -> None:
         """Write the mean over seeds, with paired intervals against contours alone."""
         done = {row: list(self.results.runs(row, "seed").values()) for row in self.chosen}
-        covering = {row: np.mean([run["metrics"]["covering"] for run in done[row]], 0) for row in done}
-        body: list[list[Any]] = []
-        for row, all_runs in done.items():
-            cells = [Measured.of([run["metrics"]["scores"][name] for run in all_runs]) for name in COLUMNS.values()]
-            gain = paired_bootstrap(covering[row], covering["contours"])
-            difference = "" if row == "contours" else runs.interval_text(gain._asdict(), 3)
-            seconds = Measured.of([run["metrics"]["seconds"] for run in all_runs])
-            body.append([row, *cells, difference, seconds])
+        compared = runs.compare_rows(done, COLUMNS.values(), "contours")
+        seconds = {row: Measured.of([run["metrics"]["seconds"] for run in each]) for row, each in done.items()}
+        body = [[row, *cells, seconds[row]] for row, cells in compared.items()]
         first = done["contours"][0]
         note = (
             f"{first['metrics']['images']} images of {self.config.images}; mean ± deviation over "

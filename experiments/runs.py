@@ -15,7 +15,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -25,14 +25,19 @@ import torch
 from matplotlib.figure import Figure
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
-from matbackprop.vision.configuration import to_json
+from matbackprop.vision.configuration import Count, configuration, to_json
+from matbackprop.vision.data.bsds import find_root
 from matbackprop.vision.data.cache import cache_key
+from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
+from matbackprop.vision.metrics import paired_bootstrap
 from matbackprop.vision.progress import log_on_screen
 from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 from matbackprop.vision.report.tables import Table, format_number
+from matbackprop.vision.training.config import DatasetConfig
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.versions import versions
+from matbackprop.vision.workers import Workers
 
 log = logging.getLogger("matbackprop")
 
@@ -141,6 +146,33 @@ class ExperimentConfig:
         if unknown := [key for key in self.rows if key not in rows]:
             raise ConfigurationError(f"Unknown row {unknown[0]!r}. Rows: {', '.join(rows)}.")
         return {key: row for key, row in rows.items() if not self.rows or key in self.rows}
+
+
+@configuration
+class Images(DatasetConfig):
+    """Source of the images."""
+
+    limit: Count | None = None
+    """Maximum number of images of each split."""
+
+
+@dataclass
+class ImagesConfig(ExperimentConfig):
+    """Options of every experiment on BSDS500."""
+
+    workers: int = 0
+    """Processes for scoring; 0 for one per core."""
+    data: Images = field(default_factory=Images)
+    """Source of the images."""
+
+    @property
+    def root(self) -> Path:
+        """Folder that contains ``images``."""
+        return find_root(self.data.folder())
+
+    def pool(self) -> Workers:
+        """Processes for scoring."""
+        return Workers(self.workers or processors())
 
 
 class Results:
@@ -310,6 +342,17 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
     """A difference with its interval, such as ``'-2.55 [-3.27, -1.86]'``."""
     difference, low, high = (f"{interval[name]:+.{digits}f}" for name in ("difference", "low", "high"))
     return f"{difference} [{low}, {high}]"
+
+
+def compare_rows(done: Mapping[str, Sequence[Run]], columns: Iterable[str], reference: str) -> dict[str, list[Any]]:
+    """Mean scores of each row, and the difference of its coverings to those of a reference."""
+    covering = {row: np.mean([run["metrics"]["covering"] for run in each], 0) for row, each in done.items()}
+    rows: dict[str, list[Any]] = {}
+    for row, each in done.items():
+        gain = paired_bootstrap(covering[row], covering[reference])._asdict()
+        means = [Measured.of([run["metrics"]["scores"][name] for run in each]) for name in columns]
+        rows[row] = [*means, "" if row == reference else interval_text(gain, 3)]
+    return rows
 
 
 def as_option(name: str, value: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -22,11 +22,10 @@ import torch
 from numpy.typing import NDArray
 
 from experiments import runs
-from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
+from experiments.runs import ImagesConfig, Measured, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.vision.configuration import Count, configuration, merge
-from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage
-from matbackprop.vision.devices import processors
+from matbackprop.vision.configuration import merge
+from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage, prepare_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
 from matbackprop.vision.models.config import VARIANTS
@@ -34,24 +33,15 @@ from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import CLUSTER_KS
-from matbackprop.vision.training.config import RECIPES, DatasetConfig, NCutsConfig
+from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.ncuts import build, open_images, split_images, untrained_model
-from matbackprop.vision.workers import Workers
+from matbackprop.vision.training.ncuts import build, split_images, untrained_model
 
 log = logging.getLogger("matbackprop")
 
 
-@configuration
-class Images(DatasetConfig):
-    """Source of the images."""
-
-    limit: Count | None = None
-    """Maximum number of images of each split."""
-
-
 @dataclass
-class Config(ExperimentConfig):
+class Config(ImagesConfig):
     """Train and score the rows of the paper's second table, segmentation."""
 
     out: Path = Path("results/table2")
@@ -67,10 +57,6 @@ class Config(ExperimentConfig):
     """Also score the boundary F-measure, which takes most of the time of scoring."""
     weights: str | None = None
     """Starting weights instead of the presets': imagenet, none or a file."""
-    workers: int = 0
-    """Processes for scoring; 0 for one per core."""
-    data: Images = field(default_factory=Images)
-    """Source of the images."""
 
     def __post_init__(self) -> None:
         if self.images == "folds" and not {*self.seeds} <= {*range(FOLDS)}:
@@ -262,7 +248,7 @@ class Table2:
             configuration["network"] = {"variant": row.variant, "zoom": row.zoom}
             weights = runs.weights_hash(VARIANTS[row.variant]["backbone"], config.weights or "imagenet")
         splits = ("train", "val") if config.images == "test" else ("train",)
-        data = runs.data_hash(self.folder(), splits)
+        data = runs.data_hash(config.data.folder(), splits)
         return {"configuration": configuration, "data": data, "weights": weights, "device": config.device}
 
     def model(self, row: Row, seed: int) -> tuple[DeepNCuts, dict[str, Any]]:
@@ -293,9 +279,9 @@ class Table2:
 
         segment(images[:4])  # warm up: the next call is timed
         labels, seconds = segment(images)
-        root = self.folder()
+        root = self.config.data.folder()
         tasks = [(name, maps, root, self.config.split, self.config.boundary) for name, maps in labels.items()]
-        with Workers(self.config.workers or processors()) as pool:
+        with self.config.pool() as pool:
             scores = sorted(pool.map(_score, tasks, 2), key=lambda s: s.id)
         return {
             "scores": summarize(scores),
@@ -307,17 +293,10 @@ class Table2:
 
     def images(self, seed: int) -> list[PreparedImage]:
         """The images to score; in cross-validation they depend on the seed."""
+        images = prepare_images(BSDS(self.config.data.folder(), self.config.split), 16)
         if self.config.images == "folds":
-            data = replace(self._data(), split="tuning", fold=seed)
-            return split_images(open_images(data, "train"), data)[1]
-        return open_images(self._data(), "val")[: self.config.data.limit]
-
-    def folder(self) -> Path:
-        """The folder of the images."""
-        return self._data().folder()
-
-    def _data(self) -> Any:
-        return self.recipe("paper", 0).data
+            return split_images(images, self.recipe("paper", seed).data)[1]
+        return images[: self.config.data.limit]
 
     def finished(self, key: str) -> list[Run]:
         """The runs of a row by seed."""

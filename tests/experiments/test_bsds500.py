@@ -8,7 +8,7 @@ from scipy.io import loadmat
 
 from experiments import bsds500
 from experiments.bsds500 import Bsds500, Config, covering_at, join_splits, one_map
-from experiments.table2 import Images
+from experiments.runs import Images
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.data.label_files import read_contour_map

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from experiments import baselines, table2
-from experiments.table2 import ROWS, Config, Images, Table2
+from experiments.runs import Images
+from experiments.table2 import ROWS, Config, Table2
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.models.deep_ncuts import DeepNCuts

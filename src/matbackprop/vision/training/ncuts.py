@@ -6,7 +6,7 @@ Images and labels are kept in memory. Augmentation runs on the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +26,6 @@ from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System, two_rates
-
-
-def open_images(config: ImageDataConfig, split: Literal["train", "val"], stride: int = 16) -> list[PreparedImage]:
-    """Read all images of a split with their labels on a grid. BSDS300's test images are ``val`` of BSDS500."""
-    return prepare_images(BSDS(config.folder(), split), stride)
 
 
 def split_images(
@@ -135,7 +130,7 @@ class NCutsData(Data):
             raise ConfigurationError(
                 f"Map {tap} has cells of {stride:g} pixels, which is not an integer. Change model.taps or model.zoom."
             )
-        images = open_images(self.config, "train", int(stride))
+        images = prepare_images(BSDS(self.config.folder(), "train"), int(stride))
         self.training, self.validation = split_images(images, self.config)
 
     def train_loader(self) -> EpochLoader:
