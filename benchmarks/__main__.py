@@ -18,7 +18,6 @@ PROGRAMS = {
     "faults": "Inject faults into training runs and resume them.",
     "load": "Load-test the web page with many concurrent visitors.",
     "long_runs": "Measure memory over long runs, in threads and in processes.",
-    "peer_suites": "Run the tests of pyRiemann and spd_learn with functions of this package.",
 }
 """Programs that parse their options themselves."""
 
@@ -26,8 +25,7 @@ if __name__ == "__main__":
     name = next(iter(sys.argv[1:]), "--help")
     if name in PROGRAMS:
         sys.argv = [f"python -m benchmarks {name}", *sys.argv[2:]]
-        module = f"benchmarks.{name}.__main__" if name == "peer_suites" else f"benchmarks.{name}"
-        sys.exit(importlib.import_module(module).main())
+        sys.exit(importlib.import_module(f"benchmarks.{name}").main())
     if name in ("-h", "--help"):
         print("\n".join(["Programs:", *(f"  {key:<22} {text}" for key, text in PROGRAMS.items()), ""]))
     main(commands=COMMANDS, prog="python -m benchmarks")

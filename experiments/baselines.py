@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from experiments import runs, table2
-from experiments.multiscale_ncut import multiscale_labels
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.metrics import ImageScores, region_scores, score_image, summarize
 from matbackprop.vision.segmentation import connected_components
@@ -113,17 +112,11 @@ def ncut_pytorch(image: Tensor) -> list[Tensor]:
     return to_label_maps([one.argmax(-1).view(height, width).long() for one in aligned], image.shape[1:])
 
 
-def multiscale_ncut(image: Tensor) -> list[Tensor]:
-    """Multiscale normalized cuts with intervening contours, on an image of half the size."""
-    return to_label_maps(multiscale_labels(shrink(image, 0.5).double().numpy(), KS), image.shape[1:])
-
-
 BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "one_region": one_region,
     "fixed_grids": fixed_grids,
     "sklearn_spectral": sklearn_spectral,
     "ncut_pytorch": ncut_pytorch,
-    "multiscale_ncut": multiscale_ncut,
     "felzenszwalb": felzenszwalb,
 }
 """Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``."""

@@ -3,8 +3,8 @@
 Rows: methods without training (``python -m experiments baselines``), normalized cuts on untrained feature maps, the
 same maps trained with the paper's J2, the soft objective with its clustering space, and hypercolumns. Every row with a
 network has several seeds. The test images are only scored; choices were made by cross-validation on training images
-(``--images folds``). The code of rows trained on superpixels (soft, hypercolumns, merging) was removed; their recorded
-numbers are kept.
+(``--images folds``). The code of multiscale normalized cuts and of rows trained on superpixels (soft, hypercolumns,
+merging) was removed; their recorded numbers are kept.
 """
 
 from __future__ import annotations

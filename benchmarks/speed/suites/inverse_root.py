@@ -78,5 +78,6 @@ def inverse_root(device: torch.device, scale: Scale) -> Iterator[Entry]:
     for kind in _KINDS:
         for n in orders:
             for name, method in _METHODS.items():
-                case, build = f"relative error, statistics {kind}, order {n}", partial(_error, method, kind, n)
-                yield Entry(case, name, build, kind="error", parameters={"function": "error"})
+                case = f"relative error, statistics {kind}, order {n}"
+                error = partial(_error, method, kind, n)
+                yield Entry(case, name, error, kind="error", parameters={"function": "error"})
