@@ -48,7 +48,6 @@ def test_on_a_terminal_bars_are_drawn_and_removed_and_lines_stay_whole(monkeypat
     assert "Preparing images" in text and "0/3" in text and "Validating" in text
     plain = re.sub(r"\x1b\[[0-9?]*[a-zA-Z]|\r", "\n", text)
     assert plain.split("\n").count("line 1") == 2
-    assert Progress._display is None
 
 
 def test_parts_completed_before_do_not_count_for_the_speed(clock, monkeypatch, capsys):

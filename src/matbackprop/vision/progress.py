@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any, TypeVar
 
 from matbackprop.vision.distributed import is_first_process
@@ -59,13 +60,18 @@ def log_on_screen() -> Iterator[None]:
         log.removeHandler(screen)
 
 
+@cache
+def _console() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)  # shared, so that bars can be nested
+
+
 class Progress:
     """Progress bar on a terminal; otherwise a log message every 30 seconds.
 
     Steps in ``done`` were completed earlier and do not count for the speed. ``quiet`` disables all output.
     """
-
-    _display: Any = None  # all bars share one display
 
     def __init__(self, what: str, total: int, done: int = 0, quiet: bool = False) -> None:
         self.what, self.total, self.done = what, total, done
@@ -75,26 +81,22 @@ class Progress:
         self._bar = None if self.quiet or not sys.stderr.isatty() else self._open()
 
     def _open(self) -> Any:
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-        from rich.progress import Progress as Display
+        from rich.progress import Progress as Bar
 
-        if Progress._display is None:
-            columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            console = Console(file=sys.stderr, highlight=False)
-            # Output to a file stays on standard output; on a terminal it appears above the bar.
-            redirect = sys.stdout.isatty()
-            Progress._display = Display(
-                *columns, "{task.fields[note]}", console=console, transient=True, redirect_stdout=redirect
-            )
-            Progress._display.start()
-        return Progress._display.add_task(self.what, total=self.total, completed=self.done, note="")
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), "{task.fields[note]}")
+        # Output to a file stays on standard output; on a terminal it appears above the bar.
+        redirect = sys.stdout.isatty()
+        bar = Bar("{task.description}", *columns, console=_console(), transient=True, redirect_stdout=redirect)
+        bar.start()
+        bar.add_task(self.what, total=self.total, completed=self.done, note="")
+        return bar
 
     def advance(self, note: str = "") -> None:
         """Count a completed step and append ``note`` to the progress line."""
         self.done += 1
         if self._bar is not None:
-            Progress._display.update(self._bar, completed=self.done, note=note)
+            self._bar.update(self._bar.task_ids[0], completed=self.done, note=note)
             return
         now = time.monotonic()
         if self.quiet or self.done >= self.total or now - self._printed < EVERY:
@@ -109,13 +111,8 @@ class Progress:
 
     def close(self) -> None:
         """Remove the bar."""
-        if self._bar is None:
-            return
-        Progress._display.remove_task(self._bar)
-        self._bar = None
-        if not Progress._display.tasks:
-            Progress._display.stop()
-            Progress._display = None
+        if self._bar is not None:
+            self._bar.stop()
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:

@@ -51,13 +51,9 @@ class Workers:
             yield from map(function, items)
             return
         source = iter(items)
-        pending: deque[Future[list[T]]] = deque()
-        while part := list(islice(source, chunk)):
-            pending.append(self.submit(_apply, function, part))
-            if len(pending) >= 4 * self.count:
-                yield from pending.popleft().result()
-        while pending:
-            yield from pending.popleft().result()
+        parts = iter(lambda: list(islice(source, chunk)), [])
+        for results in read_ahead(lambda part: self.submit(_apply, function, part), parts, 4 * self.count):
+            yield from results
 
     def _processes(self) -> list[multiprocessing.process.BaseProcess]:
         return [*(getattr(self._pool, "_processes", None) or {}).values()]
@@ -79,6 +75,17 @@ class Workers:
             self._pool.shutdown()
         if broken:
             raise WorkerError(_reason([process.exitcode for process in processes])) from error
+
+
+def read_ahead(submit: Callable[[Item], Future[T]], items: Iterable[Item], most: int) -> Iterator[T]:
+    """Yield the results of submitted items in order, with at most ``most`` of them pending."""
+    pending: deque[Future[T]] = deque()
+    for item in items:
+        pending.append(submit(item))
+        if len(pending) >= most:
+            yield pending.popleft().result()
+    while pending:
+        yield pending.popleft().result()
 
 
 def _reason(codes: Sequence[int | None]) -> str:

@@ -62,7 +62,7 @@ class _MakesAFolder:
 
 def test_objects_that_would_execute_are_rejected_in_writing_and_reading(tmp_path):
     path, made = tmp_path / "evil.ckpt", tmp_path / "made"
-    with pytest.raises(CheckpointError, match=r"checkpoint.callbacks\[0\] is a .*_MakesAFolder"):
+    with pytest.raises(CheckpointError, match=r"contains .*mkdir. Reading it would execute code"):
         save_checkpoint({"callbacks": [_MakesAFolder(made)]}, path)
     assert not list(tmp_path.iterdir())
     path.write_bytes(pickle.dumps(_MakesAFolder(made)))

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from matbackprop.errors import CheckpointError
 from matbackprop.vision.files import atomic_file
@@ -25,13 +24,18 @@ _FIX = "Restore a copy, or start again with --overwrite."
 def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
     """Write nested dicts, lists and tuples of tensors and plain values atomically, or raise CheckpointError."""
     path = Path(path)
-    plain = _plain(content, "checkpoint")
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         try:
-            torch.save(plain, file)
+            torch.save(content, file)
+            file.flush()
         except RuntimeError as error:  # hides the OSError of a full disk
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+        if code := torch.serialization.get_unsafe_globals_in_checkpoint(file.name):
+            raise CheckpointError(
+                f"The state contains {', '.join(code)}. Reading it would execute code. Use numbers, strings, tensors, "
+                "lists and dicts in states."
+            )
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -55,26 +59,6 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} contains a {type(state).__name__}, not the state of a training run. {_FIX}")
     return state
-
-
-def _plain(value: Any, where: str) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {k: _plain(v, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_plain(v, f"{where}[{i}]") for i, v in enumerate(value)]
-        return tuple(items) if isinstance(value, tuple) else items
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
-    raise CheckpointError(
-        f"{where} is a {type(value).__module__}.{type(value).__name__}. Reading it would execute code. Use numbers, "
-        "strings, tensors, lists and dicts in states."
-    )
 
 
 def random_state() -> dict[str, Any]:

@@ -97,8 +97,7 @@ def evaluate(config: Any, system: System, data: Data) -> dict[str, float]:
     """Compute the validation metrics of a system in this process."""
     engine: EngineConfig = getattr(config, "engine", config)
     device = choose_device(engine.accelerator)
-    if system.device.type != device.type:
-        system.to(device)
+    system.to(device)
     loader = data.validation_loader()
     with _torch_settings(engine, device):
         seed_all(engine.seed)

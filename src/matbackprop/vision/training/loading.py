@@ -6,9 +6,9 @@ runs use the same batches as an uninterrupted run in one process.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
 from matbackprop.errors import DataError
+from matbackprop.vision.workers import read_ahead
 
 _AHEAD = 2  # batches that each thread reads ahead
 
@@ -118,14 +119,9 @@ class EpochLoader:
             yield from (self._fetch(indices, epoch) for indices in batches)
             return
         pool = ThreadPoolExecutor(self.threads)
-        waiting: deque[Future[Any]] = deque()
         try:
-            for indices in batches:
-                waiting.append(pool.submit(self._fetch, indices, epoch))
-                if len(waiting) > _AHEAD * self.threads:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            submit = partial(pool.submit, self._fetch, epoch=epoch)
+            yield from read_ahead(submit, batches, _AHEAD * self.threads + 1)
         finally:
             pool.shutdown(cancel_futures=True)
 
