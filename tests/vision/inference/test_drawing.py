@@ -27,7 +27,7 @@ def test_pictures_are_accepted_channels_first_and_last():
 
 
 @pytest.mark.parametrize(
-    ("labels", "error"), [(np.zeros((4, 5)), LabelError), (np.zeros((3, 3), dtype=int), ShapeError)]
+    ("labels", "error"), [(np.full((4, 5), 0.5), LabelError), (np.zeros((3, 3), dtype=int), ShapeError)]
 )
 def test_labels_that_do_not_fit_are_rejected(labels, error):
     with pytest.raises(error):

@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from experiments.runs import Measured
-from matbackprop.errors import ShapeError
 from matbackprop.vision.report.tables import Table
 
 
@@ -42,8 +41,3 @@ def test_console_shows_every_cell(table):
     console.print(table.rich())
     text = console.export_text()
     assert all(word in text for word in ("Table 1", "two seeds", "25.3 ± 0.4", "a|b", "NaN"))
-
-
-def test_a_row_that_does_not_fit_is_rejected():
-    with pytest.raises(ShapeError, match="row 1 has 1 cells"):
-        Table(["a", "b"], [[1, 2], [3]])

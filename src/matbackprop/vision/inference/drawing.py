@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.errors import LabelError, ShapeError
+from matbackprop.errors import ShapeError
+from matbackprop.vision.metrics.regions import as_label_map, check_size
 from matbackprop.vision.segmentation.regions import region_means
 
 YELLOW = (255, 235, 51)
@@ -23,15 +24,6 @@ def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
         array = np.moveaxis(array, 0, -1)
     if array.ndim != 3 or array.shape[-1] != 3:
         raise ShapeError(f"An image must be (h, w), (h, w, 3) or (3, h, w), got shape {array.shape}.")
-    return array
-
-
-def _label_map(labels: ArrayLike, rgb: NDArray[np.uint8] | None) -> NDArray[np.integer]:
-    array = np.asarray(labels)
-    if array.ndim != 2 or array.dtype.kind not in "iub":
-        raise LabelError(f"A label map must be (h, w) integers, got shape {array.shape} of {array.dtype}.")
-    if rgb is not None and rgb.shape[:2] != array.shape:
-        raise ShapeError(f"The image is {rgb.shape[:2]} and the label map {array.shape}. Resize one of them.")
     return array
 
 
@@ -60,7 +52,8 @@ def draw_boundaries(
     from scipy.ndimage import maximum_filter
 
     out = as_rgb(image).copy()
-    lab = _label_map(labels, out)
+    lab = as_label_map(labels)
+    check_size("the label map", lab.shape, "the image", out.shape[:2])
     border = np.zeros(lab.shape, dtype=bool)
     border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
     border[:-1] |= lab[:-1] != lab[1:]
@@ -87,13 +80,14 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
         >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].tolist()
         [0, 0, 100, 100]
     """
-    rgb = None if image is None else as_rgb(image)
-    lab = _label_map(labels, rgb)
+    lab = as_label_map(labels)
     ids = np.unique(lab)
     index = (
         np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]
     )  # a search is needed only if there are gaps
-    if rgb is not None:
+    if image is not None:
+        rgb = as_rgb(image)
+        check_size("the label map", lab.shape, "the image", rgb.shape[:2])
         table = region_means(index, rgb)
     else:
         # With golden-angle hues, consecutive labels have distant colors, and a label has the same color in every map.

@@ -1,7 +1,6 @@
 """Figures of a run: curves, a confusion matrix, and grids of images.
 
-The functions take plain arrays, write a file if ``path`` is given and return the matplotlib figure. They raise
-ShapeError if there is nothing to draw or lengths differ.
+The functions take plain arrays, write a file if ``path`` is given and return the matplotlib figure.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import uniform_filter1d
 
-from matbackprop.errors import ShapeError
 from matbackprop.vision.files import is_number
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
@@ -163,8 +161,6 @@ def curves(
     null values (metrics that were not finite) are skipped.
     """
     chosen = {title: list(names) for title, names in (panels or curve_panels(metrics)).items()}
-    if not chosen:
-        raise ShapeError("metrics has no numbers to draw. Train for at least one logged step.")
     columns = min(3, len(chosen))
     rows = math.ceil(len(chosen) / columns)
     fig, axes = figure(rows, columns, width=3.5 * columns + 0.3, height=2.5 * rows + 0.1)
@@ -223,14 +219,10 @@ def lines(
 
 
 @styled
-def confusion_matrix(
-    counts: ArrayLike, names: Sequence[str], path: str | Path | None = None, *, title: str = "confusion"
-) -> Figure:
+def confusion_matrix(counts: ArrayLike, names: Sequence[str], path: str | Path | None = None) -> Figure:
     """Draw counts (k, k) of true classes (rows) and predictions (columns) as fractions of their rows."""
     array = np.asarray(counts, dtype=np.float64)
     k = len(names)
-    if array.shape != (k, k):
-        raise ShapeError(f"counts must be ({k}, {k}) for {k} class names, got shape {array.shape}.")
     fraction = array / np.maximum(array.sum(1, keepdims=True), 1)
     side = float(np.clip(0.42 * k + 1.2, 3.4, 12.0))
     fig, (ax,) = figure(width=side + 0.9, height=side)
@@ -246,7 +238,7 @@ def confusion_matrix(
             if array[i, j]:
                 color = "white" if fraction[i, j] > 0.55 else INK
                 ax.text(j, i, f"{100 * fraction[i, j]:.0f}", ha="center", va="center", fontsize=size, color=color)
-    ax.set(xlabel="predicted", ylabel="true", title=title)
+    ax.set(xlabel="predicted", ylabel="true", title="confusion")
     bar = fig.colorbar(image, ax=ax, shrink=0.75, pad=0.02)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.set_label("fraction of the true class")
@@ -285,11 +277,6 @@ def segmentation_grid(
     A cell is an image, an integer label map (h, w), or ``None`` if empty. Colors are matched to overlapping regions in
     the last label map of the row, usually a human map. ``width`` is in inches.
     """
-    if not rows:
-        raise ShapeError("rows is empty. Pass at least one row.")
-    for i, row in enumerate(rows):
-        if len(row) != len(columns):
-            raise ShapeError(f"row {i} has {len(row)} cells for {len(columns)} columns.")
     images = [_painted(row) for row in rows]
     sizes = [next((p.shape for p in row if p is not None), (3, 4)) for row in images]
     ratios = [size[0] / size[1] for size in sizes]

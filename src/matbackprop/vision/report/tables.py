@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Literal, SupportsFloat
 
-from matbackprop.errors import ShapeError
-
 if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
@@ -57,11 +55,6 @@ class Table:
     note: str = ""
     formats: Mapping[str, str] = field(default_factory=dict)
     best: Mapping[str, Literal["min", "max"]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for i, row in enumerate(self.rows):
-            if len(row) != len(self.columns):
-                raise ShapeError(f"row {i} has {len(row)} cells for the {len(self.columns)} columns {self.columns}.")
 
     def _columns(self) -> list[tuple[Cell, ...]]:
         return list(zip(*self.rows, strict=True)) or [()] * len(self.columns)
