@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -120,8 +119,7 @@ class EpochLoader:
             return
         pool = ThreadPoolExecutor(self.threads)
         try:
-            submit = partial(pool.submit, self._fetch, epoch=epoch)
-            yield from read_ahead(submit, batches, _AHEAD * self.threads + 1)
+            yield from read_ahead(lambda i: pool.submit(self._fetch, i, epoch), batches, _AHEAD * self.threads + 1)
         finally:
             pool.shutdown(cancel_futures=True)
 
