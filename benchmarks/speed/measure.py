@@ -115,7 +115,7 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
 
 
 PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "scikit-learn", "scikit-image", "spd_learn", "geoopt",
-            "ncut_pytorch", "cupy-cuda13x", "cupy-cuda12x", "jax")  # fmt: skip
+            "ncut_pytorch", "jax")  # fmt: skip
 
 
 def processor() -> str:

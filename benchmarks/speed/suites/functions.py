@@ -27,14 +27,6 @@ def _matrices(batch: int, n: int) -> Tensor:
     return x @ x.mT / (2 * n) + 0.01 * torch.eye(n, dtype=torch.float64)
 
 
-def _cupy_eigh(a: Tensor) -> Callable[[], Any]:
-    cupy = peers.need("cupy")
-    if a.device.type != "cuda":
-        raise peers.MissingPeer("cupy computes on CUDA only")
-    x = cupy.from_dlpack(a)
-    return lambda: cupy.linalg.eigh(x)
-
-
 def _jax_eigh(a: Tensor) -> Callable[[], Any]:
     jax = peers.need_jax()
     kind = "gpu" if a.device.type == "cuda" else "cpu"
@@ -51,7 +43,6 @@ _METHODS: dict[str, dict[str, Callable[[Tensor], Callable[[], Any]]]] = {
     "eigh": {
         "matbackprop": lambda a: lambda: batched_eigh(a),
         "torch.linalg.eigh": lambda a: lambda: torch.linalg.eigh(a),
-        "cupy": _cupy_eigh,
         "jax": _jax_eigh,
     },
     "log": {

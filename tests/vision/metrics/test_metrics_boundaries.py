@@ -14,10 +14,20 @@ from matbackprop.vision.metrics import (
     boundary_map,
     contour_counts,
     f_measure,
-    match_boundaries,
     thin_boundaries,
     thin_contours,
 )
+from matbackprop.vision.metrics.boundaries import TOLERANCE, _match, _offsets, _Pixels
+
+
+def match_boundaries(boundary, truth, tolerance=TOLERANCE):
+    """Masks of the matched pixels of two boundary maps."""
+    offsets, margin = _offsets(tolerance, *boundary.shape)
+    flags = _match(_Pixels.of(boundary, margin), _Pixels.of(truth, margin), offsets)
+    matched = np.zeros((2, *boundary.shape), dtype=bool)
+    for mask, source, flag in zip(matched, (boundary, truth), flags, strict=True):
+        mask[source] = flag
+    return matched
 
 
 @settings(max_examples=30, deadline=None)
@@ -116,9 +126,9 @@ def test_shift_within_and_beyond_the_tolerance():
 
 def test_wrong_input():
     with pytest.raises(ShapeError, match="Transpose"):
-        match_boundaries(np.zeros((2, 3), bool), np.zeros((3, 2), bool))
+        boundary_counts([np.zeros((2, 3), int)], [np.zeros((3, 2), int)])
     with pytest.raises(DomainError, match="tolerance"):
-        match_boundaries(np.ones((2, 3), bool), np.ones((2, 3), bool), -1)
+        boundary_counts([np.ones((2, 3), int)], [np.ones((2, 3), int)], -1)
 
 
 def ramp(shape=(60, 80), column=40):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,9 +36,11 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     Raises:
         WeightsError: the model does not exist or is not a segmenter.
     """
-    model = _load(source, (ContourNet, DeepNCuts), "segment photographs", "contours").to(choose_device(device))
+    model = load_model(source)
+    if isinstance(model, RegionClassifier):
+        raise WeightsError(f"{source} is a classifier. Train a segmenter with 'matbackprop train contours'.")
     layout = torch.channels_last if isinstance(model, ContourNet) else model.backbone.memory_format
-    return model.to(memory_format=layout)  # type: ignore[call-overload]
+    return model.to(choose_device(device), memory_format=layout)  # type: ignore[call-overload]
 
 
 def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
@@ -53,8 +54,10 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     Raises:
         WeightsError: the model does not exist or is not a classifier.
     """
-    source = f"{BOX}/classifier" if source == BOX else source
-    return _load(source, (RegionClassifier,), "classify regions", "o2p").to(choose_device(device))
+    model = load_model(f"{BOX}/classifier" if source == BOX else source)
+    if not isinstance(model, RegionClassifier):
+        raise WeightsError(f"{source} is a segmenter. Train a classifier with 'matbackprop train o2p'.")
+    return model.to(choose_device(device))
 
 
 def load_model(source: str | Path) -> Segmenter | RegionClassifier:
@@ -68,9 +71,11 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
         WeightsError: the model does not exist.
     """
     folder = model_folder(source)
-    if pretrained_config(folder).get("class") == RegionClassifier.__name__:
-        return load_classifier(folder, "cpu")
-    return load_segmenter(folder, "cpu")
+    name = pretrained_config(folder)["class"]
+    kind = {kind.__name__: kind for kind in (ContourNet, DeepNCuts, RegionClassifier)}.get(name)
+    if kind is None:
+        raise WeightsError(f"{folder} contains a {shorten(name)}, which this version cannot load.")
+    return kind.from_pretrained(folder)
 
 
 def model_folder(source: str | Path) -> Path:
@@ -85,15 +90,3 @@ def model_folder(source: str | Path) -> Path:
     if not folder.is_dir() and (str(source).startswith(f"{BOX}/") or "/" not in str(source)):
         raise WeightsError(f"There is no model {str(source)!r}. {suggest(str(source), _IN_THE_PACKAGE, 'Models')}")
     return folder if folder.is_dir() else fetch_pretrained(source)
-
-
-def _load(source: str | Path, kinds: tuple[type, ...], purpose: str, recipe: str) -> Any:
-    folder = model_folder(source)
-    name = pretrained_config(folder).get("class")
-    kind = next((kind for kind in kinds if kind.__name__ == name), None)
-    if kind is None:
-        raise WeightsError(
-            f"{folder} contains a {shorten(str(name))}, which cannot {purpose}. Train a model with "
-            f"'matbackprop train {recipe}'."
-        )
-    return kind.from_pretrained(folder)  # type: ignore[attr-defined]

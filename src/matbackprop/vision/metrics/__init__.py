@@ -14,7 +14,6 @@ from matbackprop.vision.metrics.boundaries import (
     boundary_map,
     contour_counts,
     f_measure,
-    match_boundaries,
     thin_boundaries,
     thin_contours,
 )
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["BoundaryFMeasure", "ImageScores", "ObjectsAndParts", "PairedInterval", "RandIndex", "RegionScores",
            "SegmentationCovering", "VariationOfInformation", "as_label_map", "boundary_counts", "boundary_curve",
            "boundary_f_measure", "boundary_map", "compact_labels", "contour_counts", "evaluate_segmentations",
-           "f_measure", "match_boundaries", "objects_and_parts", "paired_bootstrap", "rand_index", "region_scores",
+           "f_measure", "objects_and_parts", "paired_bootstrap", "rand_index", "region_scores",
            "score_image", "score_images", "segmentation_covering", "summarize", "thin_boundaries", "thin_contours",
            "variation_of_information"]  # fmt: skip
 
