@@ -24,7 +24,7 @@ from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
-from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, place_regions
+from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, pad_crops, place_regions
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
@@ -88,10 +88,7 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
         if pixels is None or not usable:
             continue
         crops = [crop_region(pixels, mask, window, side=SIDE, margin=MARGIN) for _, mask, window in usable]
-        store = torch.zeros(len(crops), SIDE, SIDE, 4, dtype=torch.uint8)
-        for i, crop in enumerate(crops):
-            store[i, : crop.shape[0], : crop.shape[1]] = torch.from_numpy(crop)
-        sizes = torch.tensor([crop.shape[:2] for crop in crops])
+        store, sizes = map(torch.from_numpy, pad_crops(crops, SIDE))
         index = torch.arange(len(crops))
         image, mask = place_regions(store, index, sizes, torch.zeros(len(crops), 3, dtype=torch.long), canvas=SIDE)
         found = network(image, [tap])[tap]

@@ -13,7 +13,7 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -65,6 +65,14 @@ def crop_region(
     cover = Image.fromarray(inside * np.uint8(255))
     out[..., 3] = np.asarray(cover.resize(size, Image.Resampling.BILINEAR))
     return out
+
+
+def pad_crops(crops: Sequence[NDArray[np.uint8]], side: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Put crops of :func:`crop_region` into the upper left corners of an array (n, side, side, 4); also their sizes."""
+    pixels = np.zeros((len(crops), side, side, 4), np.uint8)
+    for one, crop in zip(pixels, crops, strict=True):
+        one[: crop.shape[0], : crop.shape[1]] = crop
+    return pixels, np.array([crop.shape[:2] for crop in crops], np.int64).reshape(-1, 2)
 
 
 class Regions:
@@ -126,15 +134,13 @@ class _CroppedImage(NamedTuple):
 def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
     entry, side, margin = task
     image, usable, problems = open_regions(entry)
-    pixels, table = np.zeros((len(usable), side, side, 4), np.uint8), np.zeros(len(usable), _ROW)
-    for row, (position, mask, window) in enumerate(usable):
-        assert image is not None
+    crops = [crop_region(image, mask, window, side=side, margin=margin) for _, mask, window in usable]  # type: ignore[arg-type]
+    pixels, sizes = pad_crops(crops, side)
+    table = np.zeros(len(usable), _ROW)
+    for row, (position, mask, _) in enumerate(usable):
         region = entry.regions[position]
-        crop = crop_region(image, mask, window, side=side, margin=margin)
-        height, width = crop.shape[:2]
-        pixels[row, :height, :width] = crop
         area = mask.sum() if region.area < 0 else region.area
-        table[row] = (height, width), region.label, area, entry.image_id, region.annotation_id
+        table[row] = sizes[row], region.label, area, entry.image_id, region.annotation_id
     return _CroppedImage(pixels, table, problems)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from matbackprop.errors import DataError, ShapeError
 from matbackprop.vision.data.coco import Box, region_window
-from matbackprop.vision.data.coco_regions import crop_region, place_regions
+from matbackprop.vision.data.coco_regions import crop_region, pad_crops, place_regions
 from matbackprop.vision.inference.loading import BOX, load_classifier
 from matbackprop.vision.inference.segmenting import Segments, read_input
 from matbackprop.vision.models.deep_o2p import RegionClassifier
@@ -112,8 +112,7 @@ def classify_regions(
     count = len(boxes) if boxes is not None else len(masks or [])
     if boxes is not None and masks is not None and len(boxes) != len(masks):
         raise ShapeError(f"There are {len(boxes)} boxes and {len(masks)} masks. Pass one mask (or None) per box.")
-    store = np.zeros((count, model.side, model.side, 4), np.uint8)
-    sizes = np.zeros((count, 2), np.int64)
+    crops = []
     for i in range(count):
         mask = None if masks is None else masks[i]
         inside = np.ones((height, width), np.uint8) if mask is None else (np.asarray(mask) != 0).astype(np.uint8)
@@ -122,9 +121,8 @@ def classify_regions(
         window = region_window(inside, None if boxes is None else boxes[i])
         if window is None:
             raise DataError(f"Region {i} is empty or outside the image of {width}×{height} pixels. Leave it out.")
-        crop = crop_region(image, inside, window, side=model.side, margin=model.margin)
-        sizes[i] = crop.shape[:2]
-        store[i, : crop.shape[0], : crop.shape[1]] = crop
+        crops.append(crop_region(image, inside, window, side=model.side, margin=model.margin))
+    store, sizes = pad_crops(crops, model.side)
     device = next(model.parameters()).device
     model.eval()
     results = []

@@ -63,8 +63,8 @@ class ImageScores(RegionScores):
 
 def score_image(
     id: str,
-    segmentations: Maps,
-    ground_truth: Maps,
+    segmentations: Sequence[Any],
+    ground_truth: Sequence[Any],
     *,
     boundary: bool = False,
     objects: bool = False,
@@ -73,10 +73,9 @@ def score_image(
     """Compute the scores of one image.
 
     Args:
-        id: image name, for error messages and tables.
-        segmentations: label maps ``(h, w)``, in the same order for all images (for example from fine to coarse), or a
-            function that reads them.
-        ground_truth: human label maps ``(h, w)``, or a function that reads them.
+        id: image name, for tables.
+        segmentations: label maps ``(h, w)``, in the same order for all images (for example from fine to coarse).
+        ground_truth: human label maps ``(h, w)``.
         boundary: also match boundaries, which takes most of the time.
         objects: also match objects and parts.
         tolerance: maximum distance between matched boundary pixels, as a fraction of the image diagonal.
@@ -85,32 +84,22 @@ def score_image(
         The scores of every segmentation against every human map.
 
     Raises:
-        DataError: the maps differ in size or are invalid. The message contains the image name.
+        ShapeError: the maps differ in size, or a list is empty.
+        LabelError: the labels of a map are not integers.
 
     Example:
         >>> score_image("a", [[[0, 0, 1, 1]]], [[[0, 0, 0, 1]], [[0, 0, 1, 1]]]).paper_best
         1.0
     """
-    maps, truths = (source() if callable(source) else source for source in (segmentations, ground_truth))
-    try:
-        return score_maps(id, maps, truths, boundary=boundary, objects=objects, tolerance=tolerance)
-    except ValueError as error:
-        raise DataError(f"{id}: {error}") from error
-
-
-def score_maps(
-    id: str, maps: Sequence[Any], truths: Sequence[Any], *, boundary: bool, objects: bool, tolerance: float = TOLERANCE
-) -> ImageScores:
-    """Compute :func:`score_image` for maps in memory. Error messages do not contain the image name."""
     # Neighboring levels of a hierarchy are often the same object, which is evaluated once.
-    new = [t == 0 or maps[t] is not maps[t - 1] for t in range(len(maps))]
-    level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(maps, new, strict=True) if first]
-    people = HumanMaps.of(truths)
+    new = [t == 0 or labels is not segmentations[t - 1] for t, labels in enumerate(segmentations)]
+    level, maps = np.cumsum(new) - 1, [labels for labels, first in zip(segmentations, new, strict=True) if first]
+    people = HumanMaps.of(ground_truth)
     overlaps = people.all_overlaps(maps)
     regions = vars(score_regions(people, overlaps))
     for name in ("covering", "rand_index", "variation_of_information"):
         regions[name] = regions[name][level]
-    counts = boundary_counts(maps, truths, tolerance)[level] if boundary else None
+    counts = boundary_counts(maps, ground_truth, tolerance)[level] if boundary else None
     pairs = score_objects(people, overlaps)[level] if objects else None
     return ImageScores(**regions, id=id, boundary=counts, objects=pairs)
 
@@ -155,10 +144,12 @@ def score_images(
 
 
 def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
+    name, *sources = job
     try:
-        return score_image(*job, **options)
-    except DataError as error:
-        return str(error)
+        maps, truths = (source() if callable(source) else source for source in sources)
+        return score_image(name, maps, truths, **options)
+    except ValueError as error:  # also DataError of a reader
+        return str(error) if isinstance(error, DataError) else f"{name}: {error}"
 
 
 def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:

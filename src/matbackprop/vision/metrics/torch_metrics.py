@@ -13,7 +13,7 @@ from torch import Tensor
 
 from matbackprop.errors import ShapeError, needs
 from matbackprop.vision.metrics.boundaries import TOLERANCE
-from matbackprop.vision.metrics.evaluation import MEASURES, score_maps
+from matbackprop.vision.metrics.evaluation import MEASURES, score_image
 
 with needs("the metric classes need torchmetrics", "'matbackprop[metrics]'"):
     from torchmetrics import Metric
@@ -48,7 +48,7 @@ class _PerImage(Metric):
             ShapeError: the maps differ in size, or the images differ in the number of segmentations.
         """
         options = {name: self.measure == name for name in ("boundary", "objects")}
-        scores = score_maps("", list(segmentations), list(ground_truth), tolerance=self.tolerance, **options)
+        scores = score_image("", list(segmentations), list(ground_truth), tolerance=self.tolerance, **options)
         row = torch.from_numpy(MEASURES[self.measure][0](scores)).to(self.device)[None]
         rows = cast(list[Tensor], self.rows)
         if rows and rows[0].shape[1:] != row.shape[1:]:

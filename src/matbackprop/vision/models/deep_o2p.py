@@ -301,15 +301,11 @@ class RegionClassifier(PretrainedMixin, nn.Module):
 
     def poolings(self) -> dict[str, SecondOrderVector]:
         """Return the second-order layers by the name of their map."""
-        layers = [one for one in self.pooled if isinstance(one, SecondOrderVector)]
-        return dict(zip(self.taps, layers, strict=True))
+        return dict(zip(self.taps, self.pooled, strict=True))  # type: ignore[arg-type]
 
     def descriptors(self) -> list[Descriptor]:
         """Return all descriptors: the second-order layers, then the average."""
         return [*self.poolings().values(), *([] if self.average is None else [self.average])]
-
-    def _inputs(self) -> list[tuple[str, Descriptor]]:
-        return [*self.poolings().items(), *([] if self.average is None else [(self.last, self.average)])]
 
     def maps(self, image: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return the maps (b, c, h, w) used by the head. The channels of two views are concatenated."""
@@ -340,7 +336,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def describe(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the input (b, n) of :meth:`classify`: descriptors before standardization, and the last map if used."""
         maps = self.maps(image, mask)
-        parts = [one(*self.cells(maps, mask, tap)) for tap, one in self._inputs()]
+        inputs = zip([*self.taps, self.last], self.descriptors(), strict=False)
+        parts = [one(*self.cells(maps, mask, tap)) for tap, one in inputs]
         if self._connects_map:
             parts.append(maps[self.last].flatten(1))
         return torch.cat(parts, -1)

@@ -27,6 +27,7 @@ from torch import Tensor
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, NumericalError, SolverError
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.distributed import gather, is_first_process
+from matbackprop.vision.files import is_number
 from matbackprop.vision.progress import Progress, log_on_screen, track
 from matbackprop.vision.signals import RunInterrupted, stop_on_signal
 from matbackprop.vision.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
@@ -336,7 +337,9 @@ class _Training:
     def _write_summary(self, seconds: float) -> None:
         before = self.run_folder.read_summary()
         summary = before | self.validation | {"epochs": self.epoch, "steps": self.step}
-        summary |= {"seconds": before.get("seconds", 0.0) + seconds, "processes": self.fabric.world_size}
+        if is_number(before.get("seconds")):
+            seconds += before["seconds"]  # of the run before it was resumed
+        summary |= {"seconds": seconds, "processes": self.fabric.world_size}
         if self.best_score is not None:
             summary |= {"best": self.best_score, "best_metric": self.engine.monitor, "best_step": self.best_step}
         self.run_folder.write_summary(summary)

@@ -30,7 +30,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
-from matbackprop.vision.files import atomic_write, is_number, plain_numbers, read_json, shorten, show
+from matbackprop.vision.files import atomic_write, plain_numbers, read_json, shorten, show
 from matbackprop.vision.versions import versions
 
 _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate", "validate_every",
@@ -157,14 +157,7 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Return the final metrics; empty if the run has not ended."""
-        if not self.summary_path.exists():
-            return {}
-        summary = read_json(self.summary_path, error=ConfigurationError)
-        for name, value in summary.items():
-            measure = "/" in name and value is not None
-            if (measure or name in ("seconds", "best", "best_step")) and not is_number(value):
-                raise ConfigurationError(f"{self.summary_path} is damaged: {show(name)} is {show(value)}. {_FIX}")
-        return summary
+        return read_json(self.summary_path, error=ConfigurationError) if self.summary_path.exists() else {}
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return all lines of metrics, except an incomplete last line."""
