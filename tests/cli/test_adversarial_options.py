@@ -36,7 +36,7 @@ CASES = [
     ("segment @/a**b.png --out @/out --model none", "matches|not a valid pattern"),
     (f"{CLASSIFY} --boxes 1e308,1e308,1e308,1e308", "outside the image"),
     (f"{CLASSIFY} --boxes nan,0,1,1", "finite"),
-    (f"{CLASSIFY} --masks @/black.png", "black.png marks no region"),
+    (f"{CLASSIFY} --masks @/black.png", "Region 0 is empty"),
     (f"{CLASSIFY} --top 0", "top must be at least 1, got 0"),
     (f"{SCORE} --tolerance nan", "tolerance"),
     (f"{SCORE} --thresholds 0", "threshold"),

@@ -59,7 +59,8 @@ def main(config: Config) -> dict[str, Any]:
     paths = find_pictures(config.images)
     if len(paths) > 1 and (config.boxes or config.masks):
         raise ConfigurationError(f"--boxes and --masks need a single picture; {len(paths)} were given. Use --regions.")
-    given = _given(config)
+    boxes, masks = [_box(text) for text in config.boxes], [read_mask(path) for path in config.masks]
+    given = _Regions(boxes or None, masks or None)
     find = _annotated(config.regions, paths) if config.regions else lambda _: given
     model = load_classifier(config.model, config.device)
     images: list[dict[str, Any]] = []
@@ -104,14 +105,6 @@ def _classify(path: Path, regions: _Regions, model: Any, top: int) -> list[dict[
         classes_text = ", ".join(f"{c['name']} {c['probability']:.2f}" for c in best)
         print(printable(f"{' '.join(words)}: {classes_text}"))
     return entries
-
-
-def _given(config: Config) -> _Regions:
-    masks = [read_mask(path) for path in config.masks]
-    for path, mask in zip(config.masks, masks, strict=True):
-        if not mask.any():
-            raise DataError(f"{path} marks no region: all pixels are black or transparent. Draw the region in white.")
-    return _Regions([_box(text) for text in config.boxes] or None, masks or None)
 
 
 def _annotated(file: Path, paths: list[Path]) -> Any:

@@ -21,8 +21,6 @@ class Config:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders."""
-    metrics: tuple[str, ...] = ()
-    """Metrics in summary.json to compare. Default: all that the runs have in common."""
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -31,7 +29,7 @@ def main(config: Config) -> dict[str, Any]:
         raise DataError("No run folder was given. Pass at least one, such as runs/ncuts-smoke-seed0.")
     folders = [RunFolder(path) for path in config.runs]
     reports = [write_report(folder) for folder in folders]
-    table = comparison(folders, config.metrics) if len(folders) > 1 else None
+    table = comparison(folders) if len(folders) > 1 else None
     if table is not None:
         table.show()
     return {
@@ -41,13 +39,9 @@ def main(config: Config) -> dict[str, Any]:
     }
 
 
-def comparison(folders: list[RunFolder], metrics: tuple[str, ...] = ()) -> Table:
-    """Return a table of metrics in ``summary.json``. By default, it has all metrics that the runs have in common."""
+def comparison(folders: list[RunFolder]) -> Table:
+    """Return a table of the final metrics that the runs have in common."""
     numbers = [{k: v for k, v in folder.read_summary().items() if is_number(v)} for folder in folders]
-    names = metrics or tuple(k for k in numbers[0] if all(k in n for n in numbers))
-    for folder, known in zip(folders, numbers, strict=True):
-        for name in names:
-            if name not in known:
-                raise DataError(f"{folder.path} has no number {name!r}. It has: {', '.join(known) or 'none yet'}.")
+    names = [k for k in numbers[0] if all(k in n for n in numbers)]
     rows = [[folder.path.name, *(known[n] for n in names)] for folder, known in zip(folders, numbers, strict=True)]
     return Table(["run", *names], rows)

@@ -91,14 +91,11 @@ def read_ahead(submit: Callable[[Item], Future[T]], items: Iterable[Item], most:
 def _reason(codes: Sequence[int | None]) -> str:
     # The pool ends the remaining processes by SIGTERM.
     code = next((c for c in codes if c and c != -signal.SIGTERM), -signal.SIGTERM)
-    if code > 0:
-        return f"A worker process exited with code {code}. Rerun with one worker to see its error."
-    fix = {
-        -signal.SIGTERM: "was terminated externally. Rerun the command.",
-        -signal.SIGKILL: "was killed by SIGKILL. If memory ran out, use fewer workers.",
-    }
-    other = f"was killed by {signal.Signals(-code).name}. Find damaged inputs with `matbackprop data check`."
-    return f"A worker process {fix.get(code, other)}"
+    how = f"exited with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    return (
+        f"A worker process {how}. If memory ran out, use fewer workers; find damaged inputs with `matbackprop data "
+        "check`; rerun with one worker to see an error."
+    )
 
 
 @contextmanager

@@ -6,11 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Literal, SupportsFloat
-
-if TYPE_CHECKING:
-    from rich.table import Table as RichTable
-
+from typing import Literal, SupportsFloat
 
 Cell = str | SupportsFloat | None
 
@@ -97,9 +93,10 @@ class Table:
         note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
         return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
 
-    def rich(self) -> RichTable:
-        """Return the table for ``rich.print``."""
+    def show(self) -> None:
+        """Print the table to the terminal."""
         from rich import box
+        from rich.console import Console
         from rich.markup import escape
         from rich.table import Table as RichTable
 
@@ -109,13 +106,7 @@ class Table:
             table.add_column(escape(name), justify="right" if right else "left")
         for cells in self._texts(escape, "[bold]{}[/bold]"):
             table.add_row(*cells)
-        return table
-
-    def show(self) -> None:
-        """Print the table to the terminal."""
-        from rich.console import Console
-
-        Console().print(self.rich())
+        Console().print(table)
 
 
 def _number(cell: Cell) -> float | None:

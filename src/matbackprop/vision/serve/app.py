@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +45,6 @@ MAX_WAITING = 64
 """Maximum number of queued requests."""
 MAX_PHOTOGRAPHS = 24
 """Maximum number of photographs per visitor."""
-READING = 30.0
-"""Maximum seconds to read photographs that were dropped together, because other visitors wait."""
 
 FORMATS = {"PNG pictures": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
            "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip
@@ -188,10 +185,8 @@ class _Events:
     def read(self, files: list[Path]) -> tuple[list[Photograph], list[str]]:
         """Return the readable photographs, and error messages for the others."""
         photographs, problems = [], []
-        started = time.monotonic()
         for number, file in enumerate(files):
-            slow = number == MAX_PHOTOGRAPHS or time.monotonic() - started > READING
-            if slow or remove_old(self.folder) > MAX_KEPT:
+            if number == MAX_PHOTOGRAPHS or remove_old(self.folder) > MAX_KEPT:
                 problems.append(f"⚠ {len(files) - number} of {len(files)} photographs were skipped.")
                 break
             try:
