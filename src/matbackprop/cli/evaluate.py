@@ -91,7 +91,7 @@ class ContoursConfig(_Options):
 def contours(config: ContoursConfig) -> dict[str, Any]:
     """Evaluate soft contour maps and print a table; the document has full precision and the curve."""
     _check(config)
-    files = index_label_files(config.contours, numbered="no")
+    files = index_label_files(config.contours, numbered=False)
     truth = index_label_files(config.ground_truth, names=files)
     if not files:
         raise DataError(f"{config.contours} contains no contour map. Supported: .png, .npy, .mat.")
@@ -151,11 +151,9 @@ def _workers(config: _Options, images: int) -> int:
 
 def _index(config: Config) -> tuple[dict[str, list[Path]], dict[str, list[Path]]]:
     folders = (config.segmentations, config.ground_truth)
-    if config.numbered != "auto":
-        both = [index_label_files(folder, numbered=config.numbered) for folder in folders]
-    else:
-        both = [index_label_files(folder, numbered="yes") for folder in folders]
-        plain = [index_label_files(folder, numbered="no") for folder in folders]
+    both = [index_label_files(folder, numbered=config.numbered != "no") for folder in folders]
+    if config.numbered == "auto":
+        plain = [index_label_files(folder, numbered=False) for folder in folders]
         if len(both[0]) < len(plain[0]) and plain[0].keys() == plain[1].keys():
             raise DataError(
                 f"Both folders contain the same numbered names ({', '.join(list(plain[0])[:3])} …). Pass --numbered no "

@@ -238,7 +238,7 @@ def test_index_groups_files_by_image(tmp_path):
         "d_001": ["d_001.png"],
         "e_1": ["e_1.mat"],
     }
-    assert "a_1" in index_label_files(tmp_path, numbered="no")
+    assert "a_1" in index_label_files(tmp_path, numbered=False)
     assert "a_2" in index_label_files(tmp_path, names={"a_2", "a"})
 
 

@@ -106,7 +106,7 @@ def test_unusable_regions_are_skipped_and_counted(coco, tmp_path):
             annotation(9, 3, 7, [50, 30, 30, 30], rectangle(50, 30, 9, 9)),  # reaches out of the image: clipped
         ]
     )
-    regions = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    regions = cr.cache_regions(*files, tmp_path / "cache", side=20)
     assert regions.annotation_ids.tolist() == [1, 9]
     assert regions.labels.tolist() == [0, 1]
     assert regions.sizes.tolist() == [[20, 10], [20, 20]]  # the second one is clipped to 10×10 pixels
@@ -123,7 +123,7 @@ def test_missing_and_corrupt_images_raise_or_are_counted(coco, tmp_path):
     files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2, 3)])
 
     def regions(**options):
-        return cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0, **options)
+        return cr.cache_regions(*files, tmp_path / "cache", side=20, **options)
 
     away = (files[1] / "2.png").rename(tmp_path / "2.png")
     good = (files[1] / "3.png").read_bytes()
@@ -142,7 +142,7 @@ def test_an_image_of_another_size_than_the_annotations_say_is_reported(coco, tmp
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
     with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, but the annotations specify 40×60"):
-        cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+        cr.cache_regions(*files, tmp_path / "cache", side=20)
     assert not list((tmp_path / "cache").glob("regions-*"))  # no half-written file
 
 
@@ -155,9 +155,9 @@ def test_files_without_usable_regions_and_with_ambiguous_categories_are_rejected
 
 def test_category_lists_that_differ_are_reported(coco, tmp_path):
     one = [annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))]
-    train = cr.cache_regions(*coco(one), tmp_path / "cache", side=20, workers=0)
+    train = cr.cache_regions(*coco(one), tmp_path / "cache", side=20)
     other = coco(one, "val", categories=[(3, "cat"), (7, "hound"), (9, "owl")])
-    validation = cr.cache_regions(*other, tmp_path / "cache", side=20, workers=0)
+    validation = cr.cache_regions(*other, tmp_path / "cache", side=20)
     with pytest.raises(DataError, match='id 7: "dog" in training, "hound" in validation'):
         cr.check_same_categories(train, validation)
     cr.check_same_categories(train, train)
@@ -165,13 +165,13 @@ def test_category_lists_that_differ_are_reported(coco, tmp_path):
 
 def test_the_cache_is_reused_and_rebuilt_for_other_settings(coco, tmp_path, monkeypatch):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
-    first = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    first = cr.cache_regions(*files, tmp_path / "cache", side=20)
     monkeypatch.setattr(cr, "_crop_all", None)  # would fail if it were called
-    again = cr.cache_regions(*files, tmp_path / "cache", side=20, workers=0)
+    again = cr.cache_regions(*files, tmp_path / "cache", side=20)
     np.testing.assert_array_equal(first.pixels, again.pixels)
     for other in ({"side": 24}, {"side": 20, "margin": 0.5}):
         with pytest.raises(TypeError):
-            cr.cache_regions(*files, tmp_path / "cache", workers=0, **other)
+            cr.cache_regions(*files, tmp_path / "cache", **other)
 
 
 def test_a_crop_keeps_colors_proportions_and_the_mask_by_area():
@@ -251,7 +251,7 @@ def test_placements_depend_on_seed_and_epoch_only():
 @pytest.fixture
 def regions(coco, tmp_path):
     actual = [annotation(i, 1 + i % 3, (3, 7)[i % 2], [i, 5, 10, 20], rectangle(i, 5, 8, 8)) for i in range(12)]
-    return cr.cache_regions(*coco(actual), tmp_path / "cache", side=20, workers=0)
+    return cr.cache_regions(*coco(actual), tmp_path / "cache", side=20)
 
 
 def test_resident_and_read_batches_are_the_same(regions):

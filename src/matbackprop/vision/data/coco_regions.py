@@ -144,10 +144,9 @@ def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
     return _CroppedImage(pixels, table, problems)
 
 
-def _crop_all(images: list[ImageRegions], side: int, margin: float, workers: int | None) -> Iterator[_CroppedImage]:
+def _crop_all(images: list[ImageRegions], side: int, margin: float) -> Iterator[_CroppedImage]:
     tasks = [(entry, side, margin) for entry in images]
-    workers = processors() if workers is None else workers
-    return parallel_map(_crop_image, tasks, workers if len(tasks) >= 32 else 0, chunk=8)
+    return parallel_map(_crop_image, tasks, processors() if len(tasks) >= 32 else 0, chunk=8)
 
 
 def cache_regions(
@@ -158,12 +157,11 @@ def cache_regions(
     side: int = SIDE,
     margin: float = 0.0,
     missing_images: Literal["raise", "skip"] = "raise",
-    workers: int | None = None,
 ) -> Regions:
     """Crop all regions in parallel, or open the cache ``folder/regions-<hash>`` if it exists.
 
     ``side`` and ``margin`` are those of :func:`crop_region`. With ``missing_images="raise"``, images that are missing,
-    unreadable or of another size than annotated are errors. ``workers`` is None for one process per CPU core.
+    unreadable or of another size than annotated are errors.
     """
     stat = Path(annotations).stat()
     key = cache_key(
@@ -177,7 +175,7 @@ def cache_regions(
     path = Path(folder) / f"regions-{key}"
     if not path.exists():
         index = read_regions(annotations, images, missing_images=missing_images)
-        crops = track(_crop_all(index.images, side, margin, workers), "Cropping regions", len(index.images))
+        crops = track(_crop_all(index.images, side, margin), "Cropping regions", len(index.images))
         with atomic_folder(path) as scratch:
             _write_regions(scratch, side, index, crops, missing_images)
     return Regions(path)

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -28,9 +28,6 @@ MAX_MAP_PIXELS = 1 << 24
 """Maximum number of pixels of a map; evaluation needs sixty bytes per pixel."""
 MAX_LABELS = 1 << 26
 """Maximum total number of pixels of all maps in a file; evaluation needs eight bytes per pixel."""
-
-Numbered = Literal["yes", "no"]
-"""Whether ``name_1.png``, ``name_2.png`` … are several maps of the image ``name``."""
 
 _NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
 _SINGLE = (".png", ".npy")  # one map per file; files may be numbered
@@ -342,13 +339,13 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
 
 
 def index_label_files(
-    folder: str | Path, *, names: Collection[str] | None = None, numbered: Numbered = "yes"
+    folder: str | Path, *, names: Collection[str] = (), numbered: bool = True
 ) -> dict[str, list[Path]]:
     """Group the label files in a folder and its subfolders by image, sorted by name.
 
     The image name is the file name without suffix, and without ``-ucm2`` of contour maps. Files of the same name in
-    several subfolders (one per annotator, as in BSDS300) and numbered files ``name_1.png``, ``name_2.png`` … belong to
-    one image, unless their name is in ``names`` or ``numbered`` is "no".
+    several subfolders (one per annotator, as in BSDS300) belong to one image. So do files ``name_1.png``,
+    ``name_2.png`` … if ``numbered`` is true, unless their name is in ``names``.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -356,7 +353,7 @@ def index_label_files(
     files_of: dict[str, list[Path]] = {}
     files = [path for path in folder.rglob("*") if path.suffix.lower() in LABEL_SUFFIXES and path.is_file()]
     for path in sorted(files, key=lambda path: _natural(str(path))):
-        files_of.setdefault(_image_name(path, names or (), numbered), []).append(path)
+        files_of.setdefault(_image_name(path, names, numbered), []).append(path)
     for name, paths in files_of.items():
         kinds = sorted({path.suffix.lower() for path in paths})
         if len(kinds) > 1:
@@ -364,10 +361,10 @@ def index_label_files(
     return dict(sorted(files_of.items()))
 
 
-def _image_name(path: Path, names: Collection[str], numbered: Numbered) -> str:
+def _image_name(path: Path, names: Collection[str], numbered: bool) -> str:
     if path.stem in names:
         return path.stem
     if path.suffix.lower() == ".mat":
         return path.stem.removesuffix("-ucm2")
-    match = _NUMBER.match(path.stem) if numbered == "yes" and path.suffix.lower() in _SINGLE else None
+    match = _NUMBER.match(path.stem) if numbered and path.suffix.lower() in _SINGLE else None
     return match["name"] if match else path.stem
