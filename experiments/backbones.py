@@ -200,5 +200,4 @@ class Backbones(Table1):
 
 def main(config: Config) -> dict[str, Any]:
     """Train and score the table."""
-    table = Backbones(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Backbones(config))

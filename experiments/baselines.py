@@ -181,24 +181,28 @@ def _segment(data: BSDS, method: str, boundary: bool, index: int) -> tuple[Image
 class Config(table2.Config):
     """Score the methods of table 2 that need no training."""
 
-    def __post_init__(self) -> None:
-        self.rows = tuple(self.chosen(dict.fromkeys([*BASELINES, HUMANS])))
 
+class Baselines(table2.Table2):
+    """The second table; its rows without training are scored."""
 
-def main(config: Config) -> dict[str, Any]:
-    """Score the baselines and rebuild table 2 with them."""
-    table = table2.Table2(replace(config, rows=()))
+    def __init__(self, config: Config) -> None:
+        super().__init__(replace(config, rows=()))
+        self.methods = config.chosen(dict.fromkeys([*BASELINES, HUMANS]))
 
-    def score() -> None:
-        root = config.data.folder()
+    def train(self) -> None:
+        """Score every method."""
+        config, root = self.config, self.config.data.folder()
         data = BSDS(root, config.split)
         data = BSDS(root, config.split, ids=list(data.ids)[: config.data.limit])
-        for method in config.rows:
+        for method in self.methods:
             configuration = {"method": method, "limit": config.data.limit, "boundary": config.boundary}
             provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.split,)),
                           "weights": "none", "device": "cpu"}  # fmt: skip
             with config.pool() as pool:
                 work = partial(run_baseline, method, data, pool, boundary=config.boundary)
-                table.results.run(method, "baseline", 0, provenance, work)
+                self.results.run(method, "baseline", 0, provenance, work)
 
-    return runs.main(config, score, table.summarize)
+
+def main(config: Config) -> dict[str, Any]:
+    """Score the baselines and rebuild table 2 with them."""
+    return runs.main(Baselines(config))

@@ -379,5 +379,4 @@ def _score(
 
 def main(config: Config) -> dict[str, Any]:
     """Train, export and score."""
-    table = Bsds500(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Bsds500(config))

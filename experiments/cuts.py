@@ -260,5 +260,4 @@ class Cuts:
 
 def main(config: Config) -> dict[str, Any]:
     """Train, score and write the table."""
-    table = Cuts(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Cuts(config))

@@ -246,5 +246,4 @@ class ExactRoot:
 
 def main(config: Config) -> dict[str, Any]:
     """Train and score the table."""
-    table = ExactRoot(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(ExactRoot(config))

@@ -196,5 +196,4 @@ class Joint:
 
 def main(config: Config) -> dict[str, Any]:
     """Train, score and write the table."""
-    table = Joint(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Joint(config))

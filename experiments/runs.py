@@ -241,12 +241,13 @@ class Results:
         print(table.markdown())
 
 
-def main(config: ExperimentConfig, train: Callable[[], None], summarize: Callable[[], None]) -> dict[str, Any]:
-    """Run missing runs, then rebuild the table."""
+def main(table: Any) -> dict[str, Any]:
+    """Run the missing runs of a table, then rebuild it."""
+    config: ExperimentConfig = table.config
     with log_on_screen():
         if not config.summary:
-            train()
-        summarize()
+            table.train()
+        table.summarize()
     return {"summary": f"table: {config.out / 'table.md'}", "out": config.out}
 
 

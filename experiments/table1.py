@@ -399,5 +399,4 @@ def difference(results: Results, mine: Sequence[Run], other: Sequence[Run]) -> d
 
 def main(config: Config) -> dict[str, Any]:
     """Train and score the table."""
-    table = Table1(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Table1(config))

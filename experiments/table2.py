@@ -402,5 +402,4 @@ def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
 
 def main(config: Config) -> dict[str, Any]:
     """Train and score the table."""
-    table = Table2(config)
-    return runs.main(config, table.train, table.summarize)
+    return runs.main(Table2(config))

@@ -109,13 +109,15 @@ def test_baselines_are_rows_of_the_same_table(tmp_path, cache):
     config = baselines.Config(
         out=tmp_path / "out", data=Images(generate=6, cache=cache, limit=3), rows=rows, workers=1, accelerator="cpu"
     )
+    metrics = {"scores": {"paper_best": 0.5, "paper_average": 0.4}, "per_image": {}}
+    Table2(config).results.run(PLAIN, "seed", 0, {"device": "cpu"}, lambda: metrics)
     baselines.main(config)
     best = {key: Table2(config).finished(key)[0]["metrics"]["scores"]["paper_best"] for key in rows}
     assert best["one_region"] < best["humans"]
     text = (tmp_path / "out" / "table.md").read_text()
-    assert "| Fixed grids |" in text and "| Humans, leave one out |" in text
+    assert "| Fixed grids |" in text and "| Humans, leave one out |" in text and "| NCuts (AlexNet ReLU-5) |" in text
     with pytest.raises(ConfigurationError, match="Unknown row"):
-        baselines.Config(rows=(PLAIN,))
+        baselines.main(baselines.Config(rows=(PLAIN,)))
 
 
 def test_cross_validation_scores_every_training_image_once(tmp_path, cache, monkeypatch):
