@@ -33,11 +33,6 @@ def silence() -> Iterator[None]:
         _silent.reset(token)
 
 
-def is_silent() -> bool:
-    """Return whether :func:`silence` is in effect."""
-    return _silent.get()
-
-
 class _Screen(logging.Handler):
     """Print to the current ``sys.stderr``, so that lines appear above a progress bar."""
 

@@ -10,6 +10,7 @@ import zipfile
 import pytest
 
 from matbackprop.errors import DataError
+from matbackprop.vision import progress
 from matbackprop.vision.data.download import DATASETS, Archive, download, download_dataset
 
 DATA = bytes(range(256)) * 5000
@@ -46,6 +47,14 @@ def server():
         threading.Thread(target=running.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{running.server_address[1]}"
         running.shutdown()
+
+
+def test_progress_is_reported_in_megabytes(server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", 0.0)
+    monkeypatch.setattr(progress.log, "hasHandlers", lambda: False)
+    Handler.files["/file"] = bytes(3 << 20)
+    download(f"{server}/file", tmp_path / "file")
+    assert "Downloading file, MB: 1 of 3" in capsys.readouterr().err
 
 
 def test_a_file_is_downloaded_once(server, tmp_path):

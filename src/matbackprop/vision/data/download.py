@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from matbackprop.errors import DataError, needs
-from matbackprop.vision.progress import is_silent
+from matbackprop.vision.progress import Progress
 
 
 class Archive(NamedTuple):
@@ -25,6 +24,7 @@ class Archive(NamedTuple):
     """Published checksum."""
 
 
+_CHUNK = 1 << 20  # bytes
 _COCO = "http://images.cocodataset.org"
 _BERKELEY = "www2.eecs.berkeley.edu/Research/Projects/CS/vision"
 
@@ -50,6 +50,25 @@ DATASETS: dict[str, tuple[Archive, ...]] = {
 """Data sets that can be downloaded: name → archives."""
 
 
+class _Megabytes:
+    """Progress bar with the methods that pooch calls."""
+
+    def __init__(self, what: str) -> None:
+        self.what, self.total = what, 0
+        self.bar: Progress | None = None
+
+    def update(self, size: int) -> None:
+        self.bar = self.bar or Progress(self.what, self.total // _CHUNK)
+        self.bar.advance()
+
+    def reset(self) -> None:
+        pass
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
 def download(url: str, target: str | Path, *, sha256: str | None = None, md5: str | None = None) -> Path:
     """Download a file. The target is created after the checksum is verified.
 
@@ -70,9 +89,9 @@ def download(url: str, target: str | Path, *, sha256: str | None = None, md5: st
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f"{target.name}.part")
-    visible = sys.stderr.isatty() and not is_silent()
+    bar = _Megabytes(f"Downloading {target.name}, MB")
     try:
-        pooch.HTTPDownloader(progressbar=visible, chunk_size=1 << 20, timeout=60)(url, str(partial), None)
+        pooch.HTTPDownloader(progressbar=bar, chunk_size=_CHUNK, timeout=60)(url, str(partial), None)
         if not _fits(partial, sha256, md5):
             raise DataError(f"The checksum of {url} is wrong. The file was removed; try again.")
         partial.replace(target)
@@ -82,6 +101,7 @@ def download(url: str, target: str | Path, *, sha256: str | None = None, md5: st
             f"machine to {target} and rerun."
         ) from error
     finally:
+        bar.close()
         partial.unlink(missing_ok=True)
     return target
 
