@@ -48,7 +48,7 @@ def test_with_a_saved_model(picture, tmp_path):
     DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"))
     document = main(config)
-    assert document["exit_code"] == 0 and document["summary"] == f"2 pictures segmented → {tmp_path / 'out'}"
+    assert document["exit_code"] == 0 and document["summary"] == f"2 images segmented → {tmp_path / 'out'}"
     assert document["network"] and [e["labels"].rsplit("/")[-1] for e in document["images"]] == [
         "photo.png",
         "photo-2.png",
@@ -66,8 +66,8 @@ def test_bad_pictures_are_reported_counted_and_skipped(picture, tmp_path, capsys
     assert main(Config((folder, missing), out=tmp_path / "out", model="none"))["exit_code"] == 1
     captured = capsys.readouterr()
     assert "good.png: 2 regions" in captured.out
-    assert "bad.png is not a picture" in captured.err and "missing.jpg does not exist" in captured.err
-    assert "2 of 3 pictures skipped" in captured.err and "notes.txt" not in captured.err
+    assert "bad.png is not an image" in captured.err and "missing.jpg does not exist" in captured.err
+    assert "2 of 3 images skipped" in captured.err and "notes.txt" not in captured.err
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
         "good-colors.png",
         "good-overlay.png",
@@ -86,7 +86,7 @@ def test_no_readable_picture_exits_with_2_and_writes_nothing(tmp_path):
 
 
 def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, capsys):
-    with pytest.raises(DataError, match="No picture"):
+    with pytest.raises(DataError, match="No image"):
         main(Config(()))
     with pytest.raises(DataError, match="No file matches"):
         main(Config((tmp_path / "*.gif",)))

@@ -153,10 +153,10 @@ def good(client: Client, draw: random.Random) -> str | None:
 
 
 def not_a_picture(client: Client, draw: random.Random) -> str | None:
-    """Upload bytes that are not a picture; expect a one-sentence error."""
+    """Upload bytes that are not an image; expect a one-sentence error."""
     _, answer = client.upload(draw.randbytes(draw.randrange(1, 5000)), draw.choice(("a.png", "a.jpg", "a.exe")))
     _, said = client.drop(json.loads(answer)[0])
-    return None if b"not a picture" in said or b"damaged" in said or _waits(said) else f"{said[-300:]!r}"
+    return None if b"not an image" in said or b"damaged" in said or _waits(said) else f"{said[-300:]!r}"
 
 
 def picture_bomb(client: Client, draw: random.Random) -> str | None:

@@ -72,7 +72,7 @@ COMMANDS: dict[str, Command] = {
     "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContoursConfig", "contours", extra="metrics"),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
-    "classify": Command("matbackprop.cli.classify", "Classify pictures or their regions."),
+    "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
     "serve": Command("matbackprop.cli.serve", "Serve a page: segment photographs, explore gradients.", extra="serve"),

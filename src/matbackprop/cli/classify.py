@@ -1,4 +1,4 @@
-"""``matbackprop classify PICTURE…``: classify pictures or their regions."""
+"""``matbackprop classify IMAGE…``: classify images or their regions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from matbackprop.vision.progress import track
 
 @dataclass
 class Config:
-    """Classify pictures or their regions. Without boxes, masks or regions, each picture is one region.
+    """Classify images or their regions. Without boxes, masks or regions, each image is one region.
 
-    A picture that cannot be read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
+    An image that cannot be read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'."""
+    """Images, folders of images, or patterns such as 'holiday/*.jpg'."""
     model: str = "box"
     (
         "box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder "
         "of 'matbackprop train o2p', or owner/name on the Hugging Face hub."
     )
     boxes: tuple[str, ...] = ()
-    """Boxes x,y,width,height in pixels, for a single picture."""
+    """Boxes x,y,width,height in pixels, for a single image."""
     masks: tuple[Path, ...] = ()
-    """Mask images of the size of a single picture, nonzero inside the region. One per box if both are given."""
+    """Mask images of the size of a single image, nonzero inside the region. One per box if both are given."""
     regions: Path | None = None
-    """COCO file with annotated regions of the pictures, matched by file name."""
+    """COCO file with annotated regions of the images, matched by file name."""
     top: int = 3
     """Number of classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -49,7 +49,7 @@ class _Regions(NamedTuple):
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Classify the pictures and print the most likely classes of each region."""
+    """Classify the images and print the most likely classes of each region."""
     from matbackprop.vision.inference import load_classifier
 
     if config.top < 1:
@@ -58,7 +58,7 @@ def main(config: Config) -> dict[str, Any]:
         raise ConfigurationError("--regions cannot be combined with --boxes and --masks. Remove them.")
     paths = find_pictures(config.images)
     if len(paths) > 1 and (config.boxes or config.masks):
-        raise ConfigurationError(f"--boxes and --masks need a single picture; {len(paths)} were given. Use --regions.")
+        raise ConfigurationError(f"--boxes and --masks need a single image; {len(paths)} were given. Use --regions.")
     boxes, masks = [_box(text) for text in config.boxes], [read_mask(path) for path in config.masks]
     given = _Regions(boxes or None, masks or None)
     find = _annotated(config.regions, paths) if config.regions else lambda _: given
@@ -74,7 +74,7 @@ def main(config: Config) -> dict[str, Any]:
             skipped.append({"image": path, "reason": str(error)})
             print(f"matbackprop: skipped: {printable(str(error))}", file=sys.stderr)
     count = sum(len(image["regions"]) for image in images)
-    of = "1 picture" if len(images) == 1 else f"{len(images)} pictures"
+    of = "1 image" if len(images) == 1 else f"{len(images)} images"
     return {
         "summary": f"{count} region{'' if count == 1 else 's'} of {of} named",
         "exit_code": 0 if not skipped else 1 if images else 2,

@@ -1,4 +1,4 @@
-"""``matbackprop segment PICTURE…``: segment photographs."""
+"""``matbackprop segment IMAGE…``: segment photographs."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 _LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg": ".svg", "labelme": ".json",
                "ucm2": "-ucm2.mat", "contours": "-contours.png"}  # fmt: skip
-"""Format → suffix of the last file that it writes for a picture."""
+"""Format → suffix of the last file that it writes for an image."""
 
 
 @dataclass
 class Config:
-    """Segment photographs and write label maps, contour maps, pictures with borders, and exports.
+    """Segment photographs and write label maps, contour maps, images with borders, and exports.
 
-    Pictures whose results exist are skipped, so that an interrupted command can be rerun. A picture that cannot be
-    read is reported and skipped; the exit code is then 1, and 2 if no picture could be read.
+    Images whose results exist are skipped, so that an interrupted command can be rerun. An image that cannot be
+    read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
     images: Annotated[tuple[Path, ...], tyro.conf.Positional]
     (
-        "Pictures, folders of pictures, or patterns such as 'holiday/*.jpg'. Pictures of more than 8 bits are "
+        "Images, folders of images, or patterns such as 'holiday/*.jpg'. Images of more than 8 bits are "
         "rescaled by their range."
     )
     out: Path = Path("segments")
@@ -61,7 +61,7 @@ class Config:
     (
         "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
         "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json "
-        "for all pictures. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG."
+        "for all images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG."
     )
     frames: int | None = None
     (
@@ -80,7 +80,7 @@ class Config:
 
 @dataclass(frozen=True)
 class _Save:
-    """Write the results of a picture and return its entry in the document."""
+    """Write the results of an image and return its entry in the document."""
 
     out: Path
     k: int | None
@@ -110,7 +110,7 @@ class _Save:
 
 
 def main(config: Config) -> dict[str, Any]:
-    """Segment the pictures, write the results and print one line per picture."""
+    """Segment the images, write the results and print one line per image."""
     from matbackprop.vision.inference import choose_device, load_segmenter
     from matbackprop.vision.inference.segmenting import check_options
     from matbackprop.vision.models.deep_ncuts import DeepNCuts
@@ -138,18 +138,18 @@ def main(config: Config) -> dict[str, Any]:
         from matbackprop.vision.inference.image_sets import segment_files
 
         results = segment_files(left, model, save, ks=ks, side=config.side, scales=config.scales)
-    entries, skipped = _print_results(track(results, "Segmenting pictures", len(left)))
+    entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
         from matbackprop.vision.inference.export import merge_coco
 
         files = {Path(entry["coco"]) for entry in entries} | {save.file(stem, "coco") for stem in kept.values()}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
-        print(f"matbackprop: kept the results of {len(kept)} pictures. Replace them with --overwrite.", file=sys.stderr)
+        print(f"matbackprop: kept the results of {len(kept)} images. Replace them with --overwrite.", file=sys.stderr)
     if skipped:
-        print(f"matbackprop: {len(skipped)} of {len(paths)} pictures skipped.", file=sys.stderr)
+        print(f"matbackprop: {len(skipped)} of {len(paths)} images skipped.", file=sys.stderr)
     order = {path.as_posix(): number for number, path in enumerate(paths)}
-    kind = "picture" if config.frames is None else "frame"
+    kind = "image" if config.frames is None else "frame"
     return {
         "summary": f"{len(entries)} {kind}{'' if len(entries) == 1 else 's'} segmented → {config.out}",
         "exit_code": 0 if not skipped else 1 if entries or kept else 2,

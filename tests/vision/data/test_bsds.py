@@ -121,7 +121,7 @@ def test_missing_folders(tmp_path, bsds500):
         BSDS(bsds500, "validation")
     for path in (bsds500 / "data/images/val").iterdir():
         path.unlink()
-    with pytest.raises(DataError, match="contains no picture"):
+    with pytest.raises(DataError, match="contains no image"):
         BSDS(bsds500, "val")
 
 

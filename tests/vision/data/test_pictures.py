@@ -153,9 +153,9 @@ def test_unreadable_files_are_reported_with_the_reason(tmp_path):
     for name, reason in (
         ("missing.png", "does not exist"),
         (".", "is a folder"),
-        ("text.png", "is not a picture"),
-        ("empty.jpg", "is not a picture"),
-        ("run.eps", "is not a picture"),
+        ("text.png", "is not an image"),
+        ("empty.jpg", "is not an image"),
+        ("run.eps", "is not an image"),
         ("film.mp4", "is a video. Read its frames with --frames"),
         ("pipe.png", "is not a regular file"),
     ):
@@ -193,9 +193,9 @@ def test_folders_and_patterns_expand_to_their_pictures(tmp_path):
     with pytest.raises(DataError, match="No file matches"):
         find_pictures([tmp_path / "*.gif"])
     (tmp_path / "none").mkdir()
-    with pytest.raises(DataError, match="contains no picture"):
+    with pytest.raises(DataError, match="contains no image"):
         find_pictures([tmp_path / "none"])
-    with pytest.raises(DataError, match="No picture was given"):
+    with pytest.raises(DataError, match="No image was given"):
         find_pictures([])
 
 

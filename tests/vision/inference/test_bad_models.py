@@ -53,7 +53,7 @@ CASES = {
         ["segment", "TMP/photo.png", "--model", "owner/name", "--out", "OUT/s"],
         "it cannot be downloaded from the Hugging Face hub",
     ),
-    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not a picture"),
+    "no picture to name": (["classify", "TMP/notes.txt"], "notes.txt is not an image"),
 }
 
 

@@ -59,7 +59,7 @@ def build(**options):
 def test_predictions_equal_those_of_the_training_pipeline(shapes, tmp_path, options, cropped, placed):
     model = build(**options)
     files = coco_files(shapes, "train")
-    regions = cache_regions(*files, tmp_path, workers=0, **cropped)
+    regions = cache_regions(*files, tmp_path, **cropped)
     source = RegionSource(regions, np.arange(len(regions)), **placed)
     batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
     with torch.no_grad():
@@ -184,20 +184,20 @@ def test_folders_are_classified_and_bad_pictures_skipped(model, shapes, tmp_path
     (folder / "no.png").write_bytes(b"no picture")
     code, said = run(capsys, folder, "--model", tmp_path / "model", "--json")
     document = json.loads(said.out)
-    assert code == 1 and len(document["images"]) == 2 and "no.png is not a picture" in said.err
+    assert code == 1 and len(document["images"]) == 2 and "no.png is not an image" in said.err
     assert [len(image["regions"]) for image in document["images"]] == [1, 1]
     annotations = shapes / "annotations" / "instances_train.json"
     (folder / "no.png").unlink()
     code, said = run(capsys, folder, "--model", tmp_path / "model", "--regions", annotations)
     assert code == 0 and said.out.count("(annotated: ") >= 2
     code, said = run(capsys, folder, "--model", tmp_path / "model", "--boxes", "0,0,9,9")
-    assert code == 2 and "need a single picture" in said.err
+    assert code == 2 and "need a single image" in said.err
 
 
 def test_pictures_that_cannot_be_read_are_reported(tmp_path, capsys):
     (tmp_path / "no.png").write_bytes(b"no picture")
     code, said = run(capsys, tmp_path / "no.png")
-    assert code == 2 and "no.png is not a picture" in said.err
+    assert code == 2 and "no.png is not an image" in said.err
 
 
 def test_exif_orientation_is_applied_before_cropping(model, tmp_path, capsys):

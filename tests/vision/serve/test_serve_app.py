@@ -140,7 +140,7 @@ def test_rescaling_is_noted_and_bad_files_are_reported_without_their_path(page, 
     assert "values from 0 to 4000 rescaled" in opened(page, visit, upload(folder, gray, "deep.png"))[2]
     (folder / "bad.jpg").write_text("no picture")
     message = opened(page, visit, str(folder / "bad.jpg"))[2]
-    assert "bad.jpg is not a picture" in message and str(folder) not in message
+    assert "bad.jpg is not an image" in message and str(folder) not in message
     tiny, good = upload(folder, np.zeros((4, 4, 3), np.uint8), "tiny.png"), upload(folder, picture, "good.png")
     answer = opened(page, visit, tiny, good)
     assert "Each side needs 16" in answer[2] and answer[4].photograph.name == "good.png"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 MAX_PIXELS = 50_000_000
-"""Maximum number of pixels of a picture; decoding needs less than a gigabyte."""
+"""Maximum number of pixels of an image; decoding needs less than a gigabyte."""
 _MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "HEIF": 40_000_000}  # need more memory
 
 _KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
@@ -38,15 +38,15 @@ _DARK = 64  # 12-bit values in 16 bits have high bytes below 16
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
                     ".jp2", ".avif", ".heic", ".heif")  # fmt: skip
-"""Suffixes of the pictures in a folder."""
+"""Suffixes of the images in a folder."""
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
 """Suffixes of videos."""
 
 
 class Picture(NamedTuple):
-    """Upright RGB bytes (h, w, 3) of a picture.
+    """Upright RGB bytes (h, w, 3) of an image.
 
-    ``rescaled`` is the range of values that became 0 … 255; None for 8-bit pictures.
+    ``rescaled`` is the range of values that became 0 … 255; None for 8-bit images.
     """
 
     pixels: NDArray[np.uint8]
@@ -62,19 +62,19 @@ class Picture(NamedTuple):
 
 
 def read_picture(path: str | Path) -> Picture:
-    """Read a picture file as upright RGB bytes.
+    """Read an image file as upright RGB bytes.
 
-    The EXIF orientation is applied. Gray, palette, CMYK and YCbCr pictures are converted to RGB. Transparent pictures
-    are composited over white. Gray pictures of 16 or 32 bits and of floating point are rescaled by their range, because
+    The EXIF orientation is applied. Gray, palette, CMYK and YCbCr images are converted to RGB. Transparent images
+    are composited over white. Gray images of 16 or 32 bits and of floating point are rescaled by their range, because
     files do not record the scale of values (12 bits in 16, heights in meters, photon counts); see :attr:`Picture.note`.
-    16-bit colors are reduced to their high byte; pictures that use only the low byte are rejected. Only the first frame
+    16-bit colors are reduced to their high byte; images that use only the low byte are rejected. Only the first frame
     is read.
 
     Args:
         path: a JPEG, PNG, TIFF, WebP, BMP, GIF, PPM, JPEG 2000 or AVIF file; HEIC if pillow-heif is installed.
 
     Raises:
-        DataError: the file is missing, not a regular file, not a picture, corrupted, or has more than
+        DataError: the file is missing, not a regular file, not an image, corrupted, or has more than
             :data:`MAX_PIXELS` pixels (fewer for some formats).
     """
     with open_picture(path) as file:
@@ -93,7 +93,7 @@ def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Pict
         every: read every n-th frame; 1 for all frames.
 
     Yields:
-        Frame number, from 0, and picture.
+        Frame number, from 0, and image.
 
     Raises:
         DataError: as in :func:`read_picture`. The complete frames of a truncated file are yielded first.
@@ -132,7 +132,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
 
 
 def read_mask(path: str | Path) -> NDArray[np.bool_]:
-    """Read a picture file as a mask (h, w), true if a pixel is neither black nor transparent."""
+    """Read an image file as a mask (h, w), true if a pixel is neither black nor transparent."""
     with open_picture(path) as file:
         from PIL import ImageOps
 
@@ -145,13 +145,13 @@ def read_mask(path: str | Path) -> NDArray[np.bool_]:
 
 @contextmanager
 def open_picture(path: str | Path) -> Iterator[ImageFile]:
-    """Open a picture after checking its size. All errors, also of decoding in the body, start with its path."""
-    with needs("reading pictures needs Pillow", "'matbackprop[metrics]'"):
+    """Open an image after checking its size. All errors, also of decoding in the body, start with its path."""
+    with needs("reading images needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
     if not path.is_file():  # opening a named pipe would block
         kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {kind}. Pass a picture file.")
+        raise DataError(f"{path} {kind}. Pass an image file.")
     if path.suffix.lower() in VIDEO_SUFFIXES:
         raise DataError(f"{path} is a video. Read its frames with --frames 1 (all) or --frames N (each N-th).")
     if path.suffix.lower() in (".heic", ".heif"):
@@ -182,7 +182,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
             else ""
         )
         kinds = ", ".join(kind for kind in _KINDS if kind in Image.OPEN)
-        raise DataError(f"{path} is not a picture. Supported: {kinds}.{hint}") from None
+        raise DataError(f"{path} is not an image. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
     except Exception as error:  # Pillow raises many exception types for corrupted files
@@ -249,19 +249,19 @@ def _match(pattern: Path) -> list[Path]:
 
 
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
-    """Return the paths of pictures in files, folders and patterns such as ``holiday/*.jpg`` or ``**/*.png``.
+    """Return the paths of images in files, folders and patterns such as ``holiday/*.jpg`` or ``**/*.png``.
 
     Paths are sorted within each source. Files are not opened and need not exist.
 
     Raises:
-        DataError: a folder contains no picture, a pattern matches nothing, or ``sources`` is empty.
+        DataError: a folder contains no image, a pattern matches nothing, or ``sources`` is empty.
     """
     paths: list[Path] = []
     for source in map(Path, sources):
         if source.is_dir():
             inside = sorted(p for p in source.iterdir() if p.suffix.lower() in PICTURE_SUFFIXES and p.name[0] != ".")
             if not inside:
-                raise DataError(f"The folder {source} contains no picture ({', '.join(PICTURE_SUFFIXES)}).")
+                raise DataError(f"The folder {source} contains no image ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
             matches = _match(source)
@@ -271,5 +271,5 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
         else:
             paths.append(source)
     if not paths:
-        raise DataError("No picture was given. Pass files, folders or patterns such as 'holiday/*.jpg'.")
+        raise DataError("No image was given. Pass files, folders or patterns such as 'holiday/*.jpg'.")
     return paths

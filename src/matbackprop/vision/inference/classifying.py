@@ -21,13 +21,13 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 def classify(
     x: Any, regions: Any = None, *, model: RegionClassifier | str | Path = BOX, device: str = "auto"
 ) -> list[dict[str, float]]:
-    """Classify regions of a picture.
+    """Classify regions of an image.
 
     Args:
         x: a file, a Pillow image, or an array or tensor, as in :func:`matbackprop.segment`.
         regions: a result of :func:`matbackprop.segment`; a label map (h, w) with one region per label from 0; a list
             of boxes (x, y, width, height) in pixels; or a list of masks (h, w), nonzero inside the region. None for
-            the whole picture.
+            the whole image.
         model: a trained classifier or its name (see :func:`load_classifier`). Default: the classifier in the package.
         device: device of a model that is loaded by name: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
@@ -37,8 +37,8 @@ def classify(
     Example:
         >>> _ = torch.manual_seed(0)
         >>> network = RegionClassifier(2, names=["cup", "plate"], head="o2p", canvas=67, reduce=4)
-        >>> picture = np.zeros((40, 60, 3), np.uint8)
-        >>> [sorted(region) for region in classify(picture, [(0, 0, 30, 40), (30, 0, 30, 40)], model=network)]
+        >>> image = np.zeros((40, 60, 3), np.uint8)
+        >>> [sorted(region) for region in classify(image, [(0, 0, 30, 40), (30, 0, 30, 40)], model=network)]
         [['cup', 'plate'], ['cup', 'plate']]
     """
     boxes, masks = _boxes_or_masks(regions)

@@ -27,7 +27,7 @@ from matbackprop.vision.workers import Workers
 
 T = TypeVar("T")
 _READERS = 4
-_FEW = 8  # for fewer pictures, starting processes does not pay off
+_FEW = 8  # for fewer images, starting processes does not pay off
 
 
 def segment_files(
@@ -43,22 +43,22 @@ def segment_files(
 ) -> Iterator[tuple[Path, T | DataError]]:
     """Segment files in parallel.
 
-    Threads read pictures, the network processes batches of equal size, and worker processes build the regions and call
-    ``finish``. Only a few pictures are in memory at a time. Results are yielded in the order of completion.
+    Threads read images, the network processes batches of equal size, and worker processes build the regions and call
+    ``finish``. Only a few images are in memory at a time. Results are yielded in the order of completion.
 
     Args:
-        jobs: paths of pictures, each with a name for its results.
+        jobs: paths of images, each with a name for its results.
         model: a contour network on its device, or None for image gradients.
         finish: picklable function of a result and its name, for example to write the result.
         ks: numbers of regions in exports.
-        side: maximum length of the longer side; larger pictures are reduced.
+        side: maximum length of the longer side; larger images are reduced.
         scales: image scales over which contours are averaged, as in :func:`~matbackprop.segment`.
         workers: number of worker processes; 0 for none. None for all cores but one, or for none if there are few
-            pictures.
-        batch_size: pictures per batch; None for 16 on a GPU and 1 on a CPU.
+            images.
+        batch_size: images per batch; None for 16 on a GPU and 1 on a CPU.
 
     Yields:
-        Path and result of ``finish``, or path and error if a picture cannot be read.
+        Path and result of ``finish``, or path and error if an image cannot be read.
     """
     numbers = check_options(model, ks, side, scales)
     on_gpu = model is not None and next(model.parameters()).is_cuda

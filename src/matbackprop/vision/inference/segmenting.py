@@ -163,7 +163,7 @@ class Segments:
         return draw_boundaries(self.pixels, self.labels(k), width=max(1, round(max(self.size) / 600)))
 
     def painted(self, k: int | None = None) -> NDArray[np.uint8]:
-        """Return a picture with each region in a different hue."""
+        """Return an image with each region in a different hue."""
         return paint_labels(self.labels(k))
 
     def show(self, k: int | None = None) -> None:
@@ -200,7 +200,7 @@ def segment(
     seed: int = 0,
     device: str = "auto",
 ) -> Any:
-    """Segment one or several pictures.
+    """Segment one or several images.
 
     A contour network computes a hierarchy of regions, which is cut at a fixed contour strength. A network trained with
     normalized cuts (``matbackprop train ncuts``) computes clusterings, as in the paper.
@@ -211,7 +211,7 @@ def segment(
         model: a trained network or its name (see :func:`load_segmenter`). Default: the network in the package. None
             uses image gradients as contours.
         ks: numbers of regions or clusters in exports; None for eight default values.
-        side: maximum length of the longer side. Larger pictures are reduced to it, and their borders are then refined.
+        side: maximum length of the longer side. Larger images are reduced to it, and their borders are then refined.
         scales: image scales, such as ``(0.75, 1, 1.4)``, over which contours are averaged, including mirror images.
             This is about five times slower. Empty for no averaging.
         seed: seed of K-means.
@@ -222,13 +222,13 @@ def segment(
 
     Raises:
         DataError: a file cannot be read.
-        ShapeError: the shape of an array is not that of a picture.
+        ShapeError: the shape of an array is not that of an image.
         ConfigurationError: the device is not available, or an option is out of range.
 
     Example:
-        >>> picture = np.zeros((40, 60, 3), np.uint8)
-        >>> picture[:, 30:] = 200
-        >>> result = segment(picture, model=None)
+        >>> image = np.zeros((40, 60, 3), np.uint8)
+        >>> image[:, 30:] = 200
+        >>> result = segment(image, model=None)
         >>> result.k, result.labels(2)[0, [0, 25, 35, 59]].tolist()
         (2, [0, 0, 1, 1])
     """
@@ -286,7 +286,7 @@ def segment_photograph(
     scales: Sequence[float] = (),
     seed: int = 0,
 ) -> Segments:
-    """Segment one picture with a loaded model; see :func:`segment`."""
+    """Segment one image with a loaded model; see :func:`segment`."""
     started = time.perf_counter()
     ks = check_options(model, ks, side, scales)
     photo = prepare(x, side)
@@ -301,7 +301,7 @@ def segment_photograph(
 
 
 class Prepared(NamedTuple):
-    """Picture and its copy (3, h', w') at the reduced size."""
+    """Image and its copy (3, h', w') at the reduced size."""
 
     pixels: NDArray[np.uint8]
     small: Tensor
@@ -310,7 +310,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(x: Any, side: int) -> Prepared:
-    """Read a picture and reduce it to a longer side of at most ``side`` pixels."""
+    """Read an image and reduce it to a longer side of at most ``side`` pixels."""
     picture, name = read_input(x)
     path = Path(x) if isinstance(x, (str, Path)) else None
     origin = {"name": name, "path": path, "note": picture.note}
@@ -371,7 +371,7 @@ def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
 def divide(
     photo: Prepared, contours: NDArray[np.float32] | None, threshold: float, ks: tuple[int, ...], seconds: float
 ) -> Segments:
-    """Build the hierarchy of a picture from contours or, if None, its gradients. ``seconds`` is the time so far."""
+    """Build the hierarchy of an image from contours or, if None, its gradients. ``seconds`` is the time so far."""
     started, network = time.perf_counter(), contours is not None
     if contours is None:
         contours = gradient_contours(photo.small.permute(1, 2, 0).numpy())
@@ -383,7 +383,7 @@ def divide(
 
 
 def read_input(x: Any) -> tuple[Picture, str]:
-    """Read a picture and return it with its file name.
+    """Read an image and return it with its file name.
 
     Args:
         x: a file, a Pillow image, or an array or tensor: (h, w), or with 1, 3 or 4 channels first or last. If the
@@ -406,14 +406,14 @@ def read_input(x: Any) -> tuple[Picture, str]:
         array = array[None] if channels is None else np.moveaxis(array, channels, -1)
     if array.ndim not in (2, 3) or 0 in array.shape:
         raise ShapeError(
-            f"A picture must be (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
-            f"{tuple(np.shape(x))}. Pass several pictures as a list."
+            f"An image must be (h, w), (h, w, c) or (c, h, w) with at least one pixel and c = 1, 3 or 4, got "
+            f"{tuple(np.shape(x))}. Pass several images as a list."
         )
     if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:  # NaN is neither
         array = (array * 255).round().astype(np.uint8)
     if array.dtype != np.uint8:
         raise ShapeError(
-            f"A picture must be uint8 or floating point in [0, 1], got {array.dtype} from {array.min()} to "
+            f"An image must be uint8 or floating point in [0, 1], got {array.dtype} from {array.min()} to "
             f"{array.max()}. For values from 0 to 255, use x.astype('uint8')."
         )
     squeezed = array[..., 0] if array.ndim == 3 and array.shape[-1] == 1 else array
@@ -421,7 +421,7 @@ def read_input(x: Any) -> tuple[Picture, str]:
 
 
 def shrink(pixels: NDArray[np.uint8], side: int) -> Tensor:
-    """Reduce a picture (h, w, 3) to a longer side of at most ``side`` and return it as uint8 (3, h, w)."""
+    """Reduce an image (h, w, 3) to a longer side of at most ``side`` and return it as uint8 (3, h, w)."""
     image = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
     height, width = image.shape[-2:]
     if max(height, width) <= side:

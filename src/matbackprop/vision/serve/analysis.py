@@ -199,8 +199,8 @@ def analyze(photograph: Pixels, model: Any = None, name: str = "picture.png") ->
     The initial height is the default threshold of the model.
 
     Example:
-        >>> picture = np.zeros((64, 96, 3), np.uint8); picture[:, 48:] = 200
-        >>> analyze(picture).count
+        >>> image = np.zeros((64, 96, 3), np.uint8); image[:, 48:] = 200
+        >>> analyze(image).count
         2
     """
     segments = replace(segment_photograph(photograph, model), name=name)

@@ -46,7 +46,7 @@ MAX_WAITING = 64
 MAX_PHOTOGRAPHS = 24
 """Maximum number of photographs per visitor."""
 
-FORMATS = {"PNG pictures": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
+FORMATS = {"PNG images": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
            "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip
 
 Analyze = Callable[[Pixels, str], Analysis]
@@ -57,7 +57,7 @@ _TITLE = "**matbackprop**  Drop a photograph, move the slider, click on regions.
 _STAGE = """
 <div class="stage empty">
   <div class="picture" tabindex="0" role="application"
-       aria-label="The picture. Arrow keys move the cursor, Enter clicks.">
+       aria-label="The image. Arrow keys move the cursor, Enter clicks.">
     <img alt=""><canvas aria-hidden="true"></canvas>
   </div>
   <p class="caption" role="status"></p>
@@ -166,7 +166,7 @@ class _Events:
         return visit, gr.skip() if visit.analysis is None else visit.analysis.stage(photo, view)
 
     def show(self, visit: Visit, photographs: list[Photograph], selected: int, view: str) -> tuple[Any, ...]:
-        """Select a photograph and analyze it if needed; return message, slider, visit and picture."""
+        """Select a photograph and analyze it if needed; return message, slider, visit and image."""
         photograph = photographs[selected]
         analysis = visit.analyses.get(photograph.path)
         if analysis is None:

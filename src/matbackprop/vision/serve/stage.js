@@ -1,4 +1,4 @@
-// The picture with the borders of its regions on a canvas above it; the region under the pointer is outlined.
+// The image with the borders of its regions on a canvas above it; the region under the pointer is outlined.
 // value: {photo, alt, width, height, runs: [label, length, ...], names: [...], view, time}
 let value = null, labels = null, area = [], under = -1, seen = null, cursor = [0.5, 0.5];
 const part = (name) => element.querySelector(name);
@@ -38,7 +38,7 @@ function draw() {
   const fraction = under >= 0 ? (100 * area[under] / labels.length).toFixed(1) : 0;
   part(".caption").textContent = under < 0
     ? `${area.length} region${area.length === 1 ? "" : "s"}`
-    : `Region ${under + 1} ${of}${name ? `, “${name}”` : ""}: ${fraction} % of the picture`;
+    : `Region ${under + 1} ${of}${name ? `, “${name}”` : ""}: ${fraction} % of the image`;
 }
 
 function place(event) {
