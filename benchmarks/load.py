@@ -22,6 +22,30 @@ from benchmarks.program import options_of, provenance, write_summary
 MEGABYTES = 8  # allowed rise of the line fitted to the memory of the second half
 
 
+class Watch:
+    """Records the memory of a process in megabytes and the number of files in a folder every two seconds."""
+
+    def __init__(self, pid: int, folder: str) -> None:
+        self.pid, self.folder, self.ended = pid, folder, threading.Event()
+        self.memory: list[int] = []
+        self.files: list[int] = []
+        self.thread = threading.Thread(target=self.record)
+
+    def record(self) -> None:
+        while not self.ended.wait(2.0):
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+            self.memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
+            self.files.append(sum(len(names) for _, _, names in os.walk(self.folder)))
+
+    def __enter__(self) -> Watch:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
 def main() -> int:
     """Start the page, run the clients and write the summary. Exit code 0 if no response was wrong."""
     from helpers.long_runs import rise
@@ -43,26 +67,14 @@ def main() -> int:
         address = next(found[0] for line in server.stdout if (found := re.search(r"http://[\d.:]+", line)))
         log: list[str] = []
         threading.Thread(target=lambda: log.extend(server.stdout or ()), daemon=True).start()
-        memory: list[int] = []
-        files: list[int] = []
-        ended = threading.Event()
-
-        def watch() -> None:
-            while not ended.wait(2.0):
-                pages = int(Path(f"/proc/{server.pid}/statm").read_text().split()[1])
-                memory.append(pages * os.sysconf("SC_PAGE_SIZE") >> 20)
-                files.append(sum(len(names) for _, _, names in os.walk(place)))
-
-        watcher = threading.Thread(target=watch)
-        watcher.start()
         started = time.perf_counter()
-        tally = run_clients(address, options.clients, options.requests)
+        with Watch(server.pid, place) as watch:
+            tally = run_clients(address, options.clients, options.requests)
         seconds = time.perf_counter() - started
-        ended.set()
-        watcher.join()
         server.send_signal(signal.SIGINT)
         code = server.wait(60)
         left = [path.name for path in Path(place).rglob("*") if not path.name.startswith("torchinductor")]
+    memory = watch.memory
     grown = rise(memory[len(memory) // 2 :])
     kept = not tally.wrong and grown["at_most"] < MEGABYTES and not left and address.startswith("http://127.0.0.1:")
     summary = {
@@ -77,7 +89,7 @@ def main() -> int:
         "seconds": round(seconds),
         "megabytes": memory[:: max(len(memory) // 20, 1)],
         "megabytes_in_second_half": grown,
-        "most_files": max(files),
+        "most_files": max(watch.files),
         "files_left": left,
         "exit_code": code,
         "tracebacks_in_log": sum("Traceback" in line for line in log),

@@ -58,26 +58,16 @@ def export_onnx(
     path.parent.mkdir(parents=True, exist_ok=True)  # fail before the export
     if path.is_dir():
         raise ConfigurationError(f"{path} is a folder. Pass a file name.")
-    network: nn.Module
-    if isinstance(model, RegionClassifier):
-        network, inputs, outputs = for_export(model).float().cpu(), ["image"], ["scores"]
-        example = [torch.zeros(2, 3, model.canvas, model.canvas)]
-        if model.config.two_views or (model.config.support != "all" and model.descriptors()):
-            inputs.append("mask")
-            example.append(torch.ones(2, model.canvas, model.canvas))
-    else:
-        contours = isinstance(model, ContourNet)
-        network, inputs, outputs = _Segmenter(model), ["image"], ["contours" if contours else "features"]
-        example = [torch.zeros(2, 3, *size)]
+    network, inputs, output = _graph(model, size)
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of the exporter
         program = torch.onnx.export(
             network.eval(),
-            tuple(example),
-            input_names=inputs,
-            output_names=outputs,
-            dynamic_shapes=tuple({0: batch} for _ in example),
+            tuple(inputs.values()),
+            input_names=list(inputs),
+            output_names=[output],
+            dynamic_shapes=tuple({0: batch} for _ in inputs),
             opset_version=opset,
             dynamo=True,
             verbose=False,
@@ -88,6 +78,17 @@ def export_onnx(
     program.model.metadata_props.update({name: json.dumps(value) for name, value in notes.items()})
     atomic_write(path, program.model_proto.SerializeToString())
     return path
+
+
+def _graph(model: Segmenter | RegionClassifier, size: tuple[int, int]) -> tuple[nn.Module, dict[str, Tensor], str]:
+    """Return the network to export, examples of its inputs by name, and the name of its output."""
+    if not isinstance(model, RegionClassifier):
+        output = "contours" if isinstance(model, ContourNet) else "features"
+        return _Segmenter(model), {"image": torch.zeros(2, 3, *size)}, output
+    inputs = {"image": torch.zeros(2, 3, model.canvas, model.canvas)}
+    if model.config.two_views or (model.config.support != "all" and model.descriptors()):
+        inputs["mask"] = torch.ones(2, model.canvas, model.canvas)
+    return for_export(model).float().cpu(), inputs, "scores"
 
 
 class _Segmenter(nn.Module):
