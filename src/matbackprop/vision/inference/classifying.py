@@ -100,12 +100,9 @@ def classify_regions(
         float32 (n, classes) on the CPU; each row sums to one.
 
     Raises:
-        ShapeError: the image or a mask has the wrong shape, or boxes and masks differ in number.
+        ShapeError: a mask has the wrong shape, or boxes and masks differ in number.
         DataError: a region is empty or outside the image.
     """
-    image = np.asarray(image)
-    if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
-        raise ShapeError(f"image must be uint8 RGB (h, w, 3), got {image.dtype} {image.shape}.")
     height, width = image.shape[:2]
     if boxes is None and masks is None:
         boxes = [(0.0, 0.0, float(width), float(height))]

@@ -170,17 +170,12 @@ def summarize(scores: Iterable[ImageScores]) -> dict[str, float]:
         with objects and parts ``objects_ods`` and ``objects_ois``. ODS and AP are NaN if images have different
         numbers of segmentations.
 
-    Raises:
-        DataError: ``scores`` is empty.
-
     Example:
         >>> scores = [score_image(name, [[[0, 1, 1, 1]], [[0, 0, 1, 1]]], [[[0, 0, 0, 1]]]) for name in "ab"]
         >>> {name: round(value, 4) for name, value in summarize(scores).items() if name.startswith("covering")}
         {'covering_ods': 0.625, 'covering_ois': 0.625, 'covering_best': 0.625}
     """
     scores = list(scores)
-    if not scores:
-        raise DataError("No image was scored. Pass at least one.")
     summary: dict[str, float] = {}
     for row, summarize_rows in MEASURES.values():
         rows = [row(score) for score in scores]

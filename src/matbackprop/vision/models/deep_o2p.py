@@ -19,16 +19,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.nn import SecondOrderPool
 from matbackprop.solvers import batched_eigh
-from matbackprop.vision.configuration import Background
+from matbackprop.vision.configuration import Background, Pixels
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.config import RegionModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
@@ -191,19 +192,15 @@ class RegionClassifier(PretrainedMixin, nn.Module):
         classes: int,
         config: RegionModelConfig | None = None,
         *,
-        canvas: int = 227,
+        canvas: Pixels = 227,
         names: Sequence[str] | None = None,
         background: Background = "mask",
-        side: int = 200,
-        margin: float = 0.0,
+        side: Pixels = 200,
+        margin: Annotated[float, Field(ge=0, le=1 << 16)] = 0.0,
         **changes: Any,
     ) -> None:
         super().__init__()
         self.config = config = replace(config or RegionModelConfig(), **changes)
-        if not (1 <= side <= 4096 and 1 <= canvas <= 4096):
-            raise ConfigurationError(f"side and canvas must be from 1 to 4096 pixels, got {side} and {canvas}.")
-        if not 0 <= margin <= 1 << 16:
-            raise ConfigurationError(f"margin must be a number from 0 to {1 << 16}, got {margin}.")
         if names is not None and len(names) != classes:
             raise ConfigurationError(f"names must have one entry per class, got {len(names)} for {classes} classes.")
         if config.two_views and background == "mask":

@@ -214,10 +214,10 @@ class _NoRandomNumbers(TorchFunctionMode):
 
 
 def _check_arguments(cls: type, arguments: dict[str, Any]) -> None:
-    """Raise ValueError unless arguments have the annotated types. Constructors check their values."""
+    """Raise ValueError unless arguments have the annotated types and ranges."""
     from pydantic import TypeAdapter, ValidationError
 
-    hints = typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    hints = typing.get_type_hints(cls.__init__, include_extras=True)  # type: ignore[misc]
     for name, value in arguments.items():
         try:
             TypeAdapter(hints.get(name, Any)).validate_python(value)
