@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from matbackprop.cli import parse as parse_with_tyro
 from matbackprop.errors import ConfigurationError
+from matbackprop.vision.files import is_number
 from matbackprop.vision.training.config import EngineConfig, Recipe, get_recipe, resolve
 
 
@@ -83,8 +84,8 @@ def main(chosen: _Chosen) -> dict[str, Any]:
         return {}
     results, monitor = run.read_summary(), chosen.config.engine.monitor
     best = ""
-    if "best" in results:
+    if is_number(results.get("best")):
         best = f"best {results['best_metric']} {results['best']:.5g} at step {results['best_step']}; "
-    elif results.get(monitor) is not None:
+    elif is_number(results.get(monitor)):
         best = f"{monitor} {results[monitor]:.5g} after the last step; "
     return {"summary": f"{best}run folder: {run.path}", "run": run.path, "results": results}
