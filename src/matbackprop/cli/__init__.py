@@ -69,7 +69,7 @@ COMMANDS: dict[str, Command] = {
     "train contours": Command(_TRAIN, "Train contours for segmentation (ContourNet).", parse="parse"),
     "train ncuts": Command(_TRAIN, "Train image segmentation (DeepNCuts).", parse="parse"),
     "evaluate segmentations": Command(_EVALUATE, _SCORE_SEGMENTATIONS, extra="metrics"),
-    "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContoursConfig", "contours", extra="metrics"),
+    "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContourMapsConfig", "contours", extra="metrics"),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
     "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),

@@ -77,7 +77,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class ContoursConfig(_Options):
+class ContourMapsConfig(_Options):
     """Score soft contour maps against human maps: boundary precision, recall and F-measure.
 
     Each contour map is a gray PNG (8 or 16 bits), or one array of strengths in [0, 1] in a .npy or .mat file, named
@@ -88,7 +88,7 @@ class ContoursConfig(_Options):
     """Folder of contour maps, one for each image."""
 
 
-def contours(config: ContoursConfig) -> dict[str, Any]:
+def contours(config: ContourMapsConfig) -> dict[str, Any]:
     """Evaluate soft contour maps and print a table; the document has full precision and the curve."""
     _check(config)
     files = index_label_files(config.contours, numbered=False)
