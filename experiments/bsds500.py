@@ -213,13 +213,12 @@ class Bsds500:
         images = find_pictures([root / "images" / config.images])[: config.data.limit]
         truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
         folder, model = self.work(row, seed) / f"{config.images}-{name}", network()
-        averaged = scales if len(scales) > 1 else ()
         for kind in ("contours", "ucm2"):
             shutil.rmtree(folder / kind, ignore_errors=True)
             (folder / kind).mkdir(parents=True)
         for path in images:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
-            contours = network_contours(model, image[None], averaged)[0]
+            contours = network_contours(model, image[None], scales)[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
             drawn = contour_map(*hierarchy_of(contours))
             savemat(folder / "ucm2" / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
@@ -227,7 +226,7 @@ class Bsds500:
         if not tasks:
             raise DataError(f"{root} has no human map of {config.images}. The maps are in {folder}.")
         with config.pool() as pool:
-            threshold = threshold_of(model, averaged)
+            threshold = threshold_of(model)
             scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
         scores, counts, views = [s for s, _, _ in scored], [c for _, c, _ in scored], [v for _, _, v in scored]
         curve = boundary_curve(counts)

@@ -1,7 +1,5 @@
 """Photographs of any size and kind to label maps."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -83,23 +81,17 @@ def test_contours_of_several_scales_and_mirror_images_are_averaged():
     mirrored = segment_photograph(noise[:, ::-1], model, scales=scales).contours
     np.testing.assert_allclose(average, mirrored[:, ::-1], atol=1e-3)  # stored in half precision
     image = torch.from_numpy(noise).permute(2, 0, 1)[None]
-    both = [network_contours(model, image)[0], network_contours(model, image.flip(-1))[0, :, ::-1]]
-    np.testing.assert_allclose(network_contours(model, image, (1.0,))[0], np.mean(both, 0), atol=1e-5)
-
-
-def test_averaged_contours_have_a_separate_threshold():
-    model = contour_network()
-    assert segment_photograph(halves(), model, scales=(1.0,)).threshold == model.config.threshold
-    model.config = dataclasses.replace(model.config, averaged_threshold=0.2)
-    assert segment_photograph(halves(), model, scales=(1.0,)).threshold == 0.2
-    assert segment_photograph(halves(), model).threshold == model.config.threshold != 0.2
+    with torch.no_grad():
+        both = [model.contours(image / 255), model.contours(image.flip(-1) / 255).flip(-1)]
+    np.testing.assert_allclose(network_contours(model, image), torch.stack(both).mean(0), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("model", "scales", "message"),
     [
-        (None, (1.0,), "needs a contour network"),
-        (network(), (1.0,), "needs a contour network"),
+        (None, (0.5, 1.0), "needs a contour network"),
+        (network(), (0.5,), "needs a contour network"),
+        (contour_network(), (), "one or several numbers"),
         (contour_network(), (1.0, 0.0), "from 0.25 to 4"),
         (contour_network(), (float("nan"),), "from 0.25 to 4"),
     ],

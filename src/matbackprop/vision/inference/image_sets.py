@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from matbackprop.errors import DataError
 from matbackprop.vision.devices import processors
 from matbackprop.vision.inference.segmenting import (
-    Prepared,
     Segments,
     check_options,
     divide,
@@ -23,7 +22,7 @@ from matbackprop.vision.inference.segmenting import (
     threshold_of,
 )
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.workers import Workers
+from matbackprop.vision.workers import Workers, read_ahead
 
 T = TypeVar("T")
 _READERS = 4
@@ -37,7 +36,7 @@ def segment_files(
     *,
     ks: Sequence[int] | None = None,
     side: int,
-    scales: Sequence[float] = (),
+    scales: Sequence[float] = (1.0,),
     workers: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[tuple[Path, T | DataError]]:
@@ -66,49 +65,63 @@ def segment_files(
     if workers is None:
         workers = min(16, processors() - 1)
     workers = workers if len(jobs) >= _FEW else 0
-    threshold = threshold_of(model, scales)
-    todo = deque(jobs)
-    reading: deque[tuple[Path, str, Future[Prepared]]] = deque()
-    waiting: dict[tuple[int, ...], list[tuple[Path, str, Prepared]]] = {}  # by size
-    done: deque[tuple[Path, Future[T]]] = deque()
+    threshold = threshold_of(model)
 
-    def infer(batch: list[tuple[Path, str, Prepared]]) -> None:
+    def infer(batch: list[_Read]) -> Iterator[tuple[Path, Future[T]]]:
         started = time.perf_counter()
-        images = torch.stack([photo.small for _, _, photo in batch])
+        photos = [one.photo for one in batch]
+        images = torch.stack([photo.small for photo in photos])
         maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
         each = (time.perf_counter() - started) / len(batch)
-        for (path, stem, photo), contours in zip(batch, maps, strict=True):
-            done.append((path, pool.submit(_finish, finish, stem, photo, contours, threshold, numbers, each)))
+        for one, contours in zip(batch, maps, strict=True):
+            arguments = (finish, one.stem, one.photo, contours, threshold, numbers, each)
+            yield one.path, pool.submit(_finish, *arguments)
 
+    done: deque[tuple[Path, Future[T]]] = deque()
     with Workers(workers) as pool, ThreadPoolExecutor(_READERS) as readers:
-        try:
-            while todo or reading or waiting or done:
-                while todo and len(reading) < max(_READERS, size):
-                    path, stem = todo.popleft()
-                    reading.append((path, stem, readers.submit(prepare, path, side)))
-                if reading:
-                    path, stem, future = reading.popleft()
-                    try:
-                        photo = future.result()
-                    except DataError as error:
-                        yield path, error
-                        continue
-                    waiting.setdefault(tuple(photo.small.shape), []).append((path, stem, photo))
-                full = [shape for shape, group in waiting.items() if len(group) >= size]
-                held = sum(map(len, waiting.values()))
-                if not full and waiting and (not reading or held >= 4 * size):
-                    full = [max(waiting, key=lambda shape: len(waiting[shape]))]
-                for shape in full:
-                    infer(waiting.pop(shape))
-                # Bound the number of results in memory.
-                while done and (done[0][1].done() or len(done) > 2 * max(workers, 1) or not (reading or waiting)):
-                    path, result = done.popleft()
-                    yield path, result.result()
-        finally:
-            for *_, read in reading:
-                read.cancel()
-            for _, result in done:
-                result.cancel()
+        files = read_ahead(lambda job: readers.submit(_read, *job, side), jobs, max(_READERS, size))
+        for batch in _batches(files, size):
+            if batch[0].error is not None:
+                yield batch[0].path, batch[0].error
+                continue
+            done.extend(infer(batch))
+            while done and (done[0][1].done() or len(done) > 2 * max(workers, 1)):  # bounds memory
+                path, result = done.popleft()
+                yield path, result.result()
+        for path, result in done:
+            yield path, result.result()
+
+
+class _Read(NamedTuple):
+    """File with its prepared image, or the error of reading it."""
+
+    path: Path
+    stem: str
+    photo: Any
+    error: DataError | None = None
+
+
+def _read(path: Path, stem: str, side: int) -> _Read:
+    try:
+        return _Read(path, stem, prepare(path, side))
+    except DataError as error:
+        return _Read(path, stem, None, error)
+
+
+def _batches(files: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
+    """Group ``size`` images of equal shape. A file that cannot be read is a batch."""
+    groups: dict[tuple[int, ...], list[_Read]] = {}
+    for one in files:
+        if one.error is not None:
+            yield [one]
+            continue
+        shape = tuple(one.photo.small.shape)
+        groups.setdefault(shape, []).append(one)
+        if len(groups[shape]) == size:
+            yield groups.pop(shape)
+        elif sum(map(len, groups.values())) >= 4 * size:  # bounds memory
+            yield groups.pop(max(groups, key=lambda shape: len(groups[shape])))
+    yield from groups.values()
 
 
 def _finish(finish: Callable[[Segments, str], T], stem: str, *arguments: Any) -> T:

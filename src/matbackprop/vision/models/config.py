@@ -148,8 +148,6 @@ class ContourModelConfig:
     """Channels of the stem at full resolution."""
     threshold: Fraction = 0.85
     """Contour strength at which ``segment`` cuts the hierarchy by default."""
-    averaged_threshold: Fraction | None = None
-    """The same for contours averaged over scales, which are weaker. Default: ``threshold``."""
 
     def __post_init__(self) -> None:
         if not self.taps:

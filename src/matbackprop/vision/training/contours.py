@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ from matbackprop.vision.training.system import Data, System, two_rates
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
 """Candidates for the default threshold."""
-SCALES = (0.75, 1.0, 1.4)
-"""Image scales for which the threshold of averaged contours is chosen."""
 
 
 class ContourImage(NamedTuple):
@@ -248,12 +246,12 @@ def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
 
 
 @torch.no_grad()
-def choose_threshold(model: ContourNet, data: BSDS, scales: Sequence[float] = ()) -> float:
-    """Return the threshold with the largest mean covering, for contours averaged over ``scales`` if given."""
+def choose_threshold(model: ContourNet, data: BSDS) -> float:
+    """Return the threshold with the largest mean covering."""
     model.eval()
     covering = np.zeros(len(THRESHOLDS))
     for sample in track((data[i] for i in range(len(data))), "Choosing the threshold", len(data)):
-        contours = network_contours(model, sample.image[None], scales)[0]
+        contours = network_contours(model, sample.image[None])[0]
         regions = watershed_regions(contours)
         tree = merge_contours(regions, contours)
         levels = tree.levels([tree.regions_at(height) for height in THRESHOLDS])
@@ -263,15 +261,11 @@ def choose_threshold(model: ContourNet, data: BSDS, scales: Sequence[float] = ()
 
 
 def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Write the averaged network, quantized to 8 bits, with the best thresholds on held-out images."""
+    """Write the averaged network, quantized to 8 bits, with the best threshold on held-out images."""
     model: ContourNet = module.average.module.to(module.device)  # type: ignore[assignment]
-    images = threshold_images(data)
-    thresholds: dict[str, Any] = {
-        "threshold": choose_threshold(model, images),
-        "averaged_threshold": choose_threshold(model, images, SCALES),
-    }
-    model.hparams_dict.update(thresholds)
-    model.config = dataclasses.replace(model.config, **thresholds)
+    threshold = choose_threshold(model, threshold_images(data))
+    model.hparams_dict["threshold"] = threshold
+    model.config = dataclasses.replace(model.config, threshold=threshold)
     model.save_pretrained(run.path / "model", dtype=torch.int8)
 
 
