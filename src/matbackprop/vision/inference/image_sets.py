@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -67,24 +67,19 @@ def segment_files(
     workers = workers if len(jobs) >= _FEW else 0
     threshold = threshold_of(model)
 
-    def infer(batch: list[_Read]) -> Iterator[tuple[Path, Future[T]]]:
-        started = time.perf_counter()
-        photos = [one.photo for one in batch]
-        images = torch.stack([photo.small for photo in photos])
-        maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
-        each = (time.perf_counter() - started) / len(batch)
-        for one, contours in zip(batch, maps, strict=True):
-            arguments = (finish, one.stem, one.photo, contours, threshold, numbers, each)
-            yield one.path, pool.submit(_finish, *arguments)
-
     done: deque[tuple[Path, Future[T]]] = deque()
     with Workers(workers) as pool, ThreadPoolExecutor(_READERS) as readers:
-        files = read_ahead(lambda job: readers.submit(_read, *job, side), jobs, max(_READERS, size))
-        for batch in _batches(files, size):
-            if batch[0].error is not None:
-                yield batch[0].path, batch[0].error
+        read = read_ahead(lambda job: readers.submit(_read, *job, side), jobs, max(_READERS, size))
+        for batch in _batches(read, size):
+            if isinstance(batch[0][2], DataError):
+                yield batch[0][0], batch[0][2]
                 continue
-            done.extend(infer(batch))
+            started = time.perf_counter()
+            images = torch.stack([image.small for _, _, image in batch])
+            maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
+            each = (time.perf_counter() - started) / len(batch)
+            for (path, stem, image), contours in zip(batch, maps, strict=True):
+                done.append((path, pool.submit(_finish, finish, stem, image, contours, threshold, numbers, each)))
             while done and (done[0][1].done() or len(done) > 2 * max(workers, 1)):  # bounds memory
                 path, result = done.popleft()
                 yield path, result.result()
@@ -92,31 +87,22 @@ def segment_files(
             yield path, result.result()
 
 
-class _Read(NamedTuple):
-    """File with its prepared image, or the error of reading it."""
-
-    path: Path
-    stem: str
-    photo: Any
-    error: DataError | None = None
-
-
-def _read(path: Path, stem: str, side: int) -> _Read:
+def _read(path: Path, stem: str, side: int) -> tuple[Path, str, Any]:
     try:
-        return _Read(path, stem, prepare(path, side))
+        return path, stem, prepare(path, side)
     except DataError as error:
-        return _Read(path, stem, None, error)
+        return path, stem, error
 
 
-def _batches(files: Iterable[_Read], size: int) -> Iterator[list[_Read]]:
+def _batches(files: Iterable[tuple[Path, str, Any]], size: int) -> Iterator[list[tuple[Path, str, Any]]]:
     """Group ``size`` images of equal shape. A file that cannot be read is a batch."""
-    groups: dict[tuple[int, ...], list[_Read]] = {}
-    for one in files:
-        if one.error is not None:
-            yield [one]
+    groups: dict[tuple[int, ...], list[tuple[Path, str, Any]]] = {}
+    for file in files:
+        if isinstance(file[2], DataError):
+            yield [file]
             continue
-        shape = tuple(one.photo.small.shape)
-        groups.setdefault(shape, []).append(one)
+        shape = tuple(file[2].small.shape)
+        groups.setdefault(shape, []).append(file)
         if len(groups[shape]) == size:
             yield groups.pop(shape)
         elif sum(map(len, groups.values())) >= 4 * size:  # bounds memory
