@@ -176,8 +176,7 @@ class Bsds500:
         engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
         engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
         data = {"root": str(root), "generate": 0, "split": "final", "limit": config.data.limit}
-        fields = {f"{part}.{name}": v for part, d in (("engine", engine), ("data", data)) for name, v in d.items()}
-        return merge(RECIPES["contours"].preset(row), {**fields, **config.overrides()})
+        return merge(RECIPES["contours"].preset(row), {"engine": engine, "data": data, **config.overrides()})
 
     def data_hash(self) -> str:
         """Hash of the training and the scored images."""

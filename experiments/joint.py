@@ -151,8 +151,8 @@ class Joint:
         engine = runs.NUMBERS_ONLY | {"run": str(runs.WORK / "joint" / f"{row}-seed{seed}"), "seed": seed}
         engine |= {"accelerator": self.config.accelerator, "max_epochs": self.config.epochs, "progress": True}
         data = {"root": str(root), "generate": 0, "split": "final", "batch_size": 4, "limit": self.config.data.limit}
-        fields = {f"{part}.{name}": v for part, d in (("engine", engine), ("data", data)) for name, v in d.items()}
-        return merge(RECIPES["contours"].preset(self.config.preset), {**fields, **self.config.overrides()})
+        fields = {"engine": engine, "data": data, **self.config.overrides()}
+        return merge(RECIPES["contours"].preset(self.config.preset), fields)
 
     def run(self, row: str, recipe: ContoursConfig, root: Path) -> dict[str, Any]:
         """Train a row and score its averaged network."""

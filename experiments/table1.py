@@ -193,22 +193,18 @@ class Table1:
     def recipe(self, row: Row, part: str, number: int, setting: dict[str, Any]) -> O2PConfig:
         """The configuration of a run."""
         config, epochs = self.config, self.epochs[row.kind]
-        return merge(
-            replace(O2P_PRESETS["paper"], data=config.data),
-            {
-                **self.model(row),
-                **setting,
-                **{f"engine.{name}": value for name, value in runs.NUMBERS_ONLY.items()},
-                "engine.run": str(runs.WORK / config.out.name / f"{row.key}-{part}{number}"),
-                "engine.seed": number if part == "seed" else 1000,
-                "engine.max_epochs": epochs,
-                "engine.validate_every": epochs,
-                "engine.accelerator": config.accelerator,
-                "engine.precision": config.precision if config.device == "cuda" and row.kind != "sift" else "32",
-                "data.split": "tuning" if part == "trial" else "final",
-                **config.overrides(),
-            },
-        )
+        engine = {
+            **runs.NUMBERS_ONLY,
+            "run": str(runs.WORK / config.out.name / f"{row.key}-{part}{number}"),
+            "seed": number if part == "seed" else 1000,
+            "max_epochs": epochs,
+            "validate_every": epochs,
+            "accelerator": config.accelerator,
+            "precision": config.precision if config.device == "cuda" and row.kind != "sift" else "32",
+        }
+        split = {"data.split": "tuning" if part == "trial" else "final"}
+        fields = {**self.model(row), **setting, "engine": engine, **split, **config.overrides()}
+        return merge(replace(O2P_PRESETS["paper"], data=config.data), fields)
 
     def model(self, row: Row) -> dict[str, Any]:
         """Return the fields that define a row."""

@@ -223,16 +223,9 @@ class Table2:
             **({} if config.device == "cuda" else {"precision": "32"}),
         }
         recipe.data = replace(recipe.data, **vars(config.data))
-        return merge(
-            recipe,
-            {
-                **{f"engine.{name}": value for name, value in engine.items()},
-                "data.split": "tuning" if folds else "final",
-                "data.fold": seed if folds else 0,
-                **({} if config.weights is None else {"model.weights": config.weights}),
-                **config.overrides(),
-            },
-        )
+        data = {"split": "tuning" if folds else "final", "fold": seed if folds else 0}
+        weights = {} if config.weights is None else {"model.weights": config.weights}
+        return merge(recipe, {"engine": engine, "data": data, **weights, **config.overrides()})
 
     def provenance(self, row: Row, seed: int) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
