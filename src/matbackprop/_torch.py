@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,23 +31,34 @@ def transformed_in_graph() -> bool:
     return transforms_active() or forward_ad._current_level >= 0
 
 
+def tracing() -> bool:
+    """Whether torch.compile or ``make_fx``, which ``torch.func.linearize`` uses, records operations."""
+    recorder = torch._C._TorchDispatchModeKey.PROXY
+    return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(recorder) is not None
+
+
+def _layers(a: Tensor) -> Iterator[Tensor]:
+    """``a`` and all tensors that it wraps, inside transformations of ``torch.func`` or after they have ended."""
+    yield a
+    while torch._C._functorch.maybe_get_level(a) != -1:
+        a = torch._C._functorch.get_unwrapped(a)
+        yield a
+
+
 def is_wrapped(a: Tensor) -> bool:
     """Whether ``a`` wraps another tensor: inside vmap, grad or jvp, or in batched gradients."""
-    return torch._C._functorch.maybe_get_level(a) > -1 or torch._C._functorch.is_legacy_batchedtensor(a)
+    functorch = torch._C._functorch
+    return any(functorch.maybe_get_level(t) > -1 or functorch.is_legacy_batchedtensor(t) for t in _layers(a))
 
 
 def requires_grad_inside(a: Tensor) -> bool:
     """Whether ``a`` or a tensor that it wraps requires a gradient."""
-    while not a.requires_grad:
-        if torch._C._functorch.maybe_get_level(a) < 0:
-            return False
-        a = torch._C._functorch.get_unwrapped(a)
-    return True
+    return any(t.requires_grad for t in _layers(a))
 
 
 def is_batched(a: Tensor) -> bool:
-    """Whether ``a`` wraps a batch inside vmap."""
-    return torch._C._functorch.is_batchedtensor(a)
+    """Whether ``a`` or a tensor that it wraps is a batch of vmap."""
+    return any(torch._C._functorch.is_batchedtensor(t) for t in _layers(a))
 
 
 def forward_mode_active() -> bool:
@@ -64,11 +75,8 @@ def is_differentiated(a: Tensor) -> bool:
     """Whether ``a``, or a tensor that it wraps, requires a gradient or is a dual number of forward mode."""
     if torch.compiler.is_compiling():
         return a.requires_grad
-    while not (a.requires_grad or (forward_mode_active() and forward_ad.unpack_dual(a).tangent is not None)):
-        if torch._C._functorch.maybe_get_level(a) < 0:
-            return False
-        a = torch._C._functorch.get_unwrapped(a)
-    return True
+    dual = forward_mode_active()
+    return any(t.requires_grad or (dual and forward_ad.unpack_dual(t).tangent is not None) for t in _layers(a))
 
 
 def reverse_mode_only() -> bool:

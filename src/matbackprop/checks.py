@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_differentiated, is_wrapped
+from matbackprop._torch import is_differentiated, is_wrapped, tracing
 from matbackprop.errors import (
     ConfigurationError,
     DeviceError,
@@ -56,9 +56,9 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
 
 
 def values_checkable(a: Tensor) -> bool:
-    """Return whether values can be read: not while compiling, under transformations, or for meta and fake tensors."""
+    """Return whether values can be read: not while tracing, under transformations, or for meta and fake tensors."""
     return not (
-        torch.compiler.is_compiling()
+        tracing()
         or a.is_meta
         or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
         or is_wrapped(a)
@@ -67,7 +67,7 @@ def values_checkable(a: Tensor) -> bool:
 
 def is_plain(*tensors: Tensor) -> bool:
     """Return whether all tensors are ordinary ones: not traced, transformed, fake, or of a subclass."""
-    if torch.compiler.is_compiling():
+    if tracing():
         return False
     return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch.func import grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
 from helpers.matrices import symmetric
 from helpers.operators import SPECTRA_OF_CASES, TRACED, case_id
@@ -50,6 +50,30 @@ def test_autograd_through_a_pullback(case):
     one, other = (torch.autograd.grad(total, inputs, allow_unused=True) for total in totals)
     for x, y in zip(one, other, strict=True):
         torch.testing.assert_close(x, y)
+
+
+@pytest.mark.quick(8)
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_linearization_equals_forward_mode(case):
+    """torch.func.linearize records the operations of forward mode, and values cannot be read."""
+    inputs = case.inputs("separated")
+    directions = tuple(torch.linspace(-1, 1, t.numel()).reshape(t.shape).to(t) for t in inputs)
+    _, expected = jvp(case.loss, inputs, directions)
+    _, push = linearize(case.loss, *inputs)
+    torch.testing.assert_close(push(*directions), expected)
+
+
+@pytest.mark.parametrize("layer", [lambda a: eigh(a).eigenvectors ** 2, lambda a: svd(a).U ** 2])
+def test_batched_pullbacks_of_gradients(layer):
+    """The saved tensors wrap those of transformations that have ended."""
+    a = torch.stack([symmetric("separated", seed=seed) for seed in range(2)])
+    gradient = grad(lambda a: (layer(a) * a.detach().cos()).sum())
+
+    def pulled(a):
+        return vjp(gradient, a)[1](a.sin())[0]
+
+    torch.testing.assert_close(vmap(pulled)(a), torch.stack([pulled(x) for x in a]))
 
 
 def test_hessians_by_nested_modes_agree():
