@@ -7,11 +7,12 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from matbackprop.checks import is_plain
+from matbackprop.checks import is_plain, nan_where
 from matbackprop.cuda import compiler, cusolver, jacobi, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.numerics import real_dtype
@@ -35,6 +36,14 @@ Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
 def _torch_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(a)
     return values, vectors
+
+
+def nan_if_not_finite(solve: Callable[[Tensor], tuple[Tensor, ...]], a: Tensor) -> Any:
+    """Decompose matrices ``(*batch, m, n)``; factors are NaN if a matrix is not finite, which LAPACK rejects."""
+    a = a.resolve_conj()  # isfinite of a conjugate view has no batching rule
+    bad = ~a.isfinite().all(-1).all(-1)
+    eye = torch.eye(*a.shape[-2:], dtype=a.dtype, device=a.device)
+    return tuple(nan_where(bad, t) for t in solve(torch.where(bad[..., None, None], eye, a)))
 
 
 @functools.lru_cache(maxsize=1)
@@ -153,6 +162,8 @@ def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
         values, vectors = solve(a.reshape(-1, n, n))
     except torch.linalg.LinAlgError as error:
         if a.is_cpu:
+            if not bool(a.isfinite().all()):
+                return nan_if_not_finite(_solve, a)
             with contextlib.suppress(torch.linalg.LinAlgError):
                 return _solve_reflected(a)
         raise SolverError(
@@ -190,9 +201,9 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.
 
     Returns:
-        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. On CUDA they are NaN for a
-        matrix that could not be solved. Float32 matrices for which LAPACK fails to converge are solved in float64 and
-        rounded.
+        Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. They are NaN for a
+        matrix that is not finite, and on CUDA for one that could not be solved. Float32 matrices for which LAPACK fails
+        to converge are solved in float64 and rounded.
 
     Raises:
         SolverError: a matrix on the CPU could not be solved.
@@ -211,5 +222,7 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     _check_dtype(a.dtype)
     a = a.detach()
     if a.numel() == 0 or not is_plain(a):
-        return _operator(a) if a.device.type == "cuda" and a.numel() else _torch_eigh(a)
+        if a.device.type == "cuda" and a.numel():
+            return _operator(a)
+        return nan_if_not_finite(_torch_eigh, a)
     return _solve(a)

@@ -14,7 +14,7 @@ from torch import Tensor
 from matbackprop.checks import is_plain
 from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.cuda.jacobi import separate_by_kernel
-from matbackprop.numerics import inner, is_double
+from matbackprop.numerics import inner, is_double, symmetrize
 from matbackprop.refinement import LEVEL, OVERLAP, SAFE_RATIO, SMALL_ANGLE, SPREAD, noise_floor
 from matbackprop.solvers.eigh import batched_eigh
 
@@ -110,7 +110,7 @@ def newton_step(s: Tensor, q: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     To fourth order, because angles of 1e-4 between all pairs of some hundred rows add up and Q must stay orthogonal.
     """
     rows, columns = s.unsqueeze(-1), s.unsqueeze(-2)
-    overlap, gap = y @ y.mH, columns - rows
+    overlap, gap = symmetrize(y @ y.mH), columns - rows  # products may differ in rounding from their transposes
     omega = torch.where(overlap.abs() < SMALL_ANGLE * gap.abs(), overlap / torch.where(gap == 0, 1, gap), 0)
     half = 0.5 * omega @ omega
     even, odd = half + half @ half / 6, omega + omega @ half / 3

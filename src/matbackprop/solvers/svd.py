@@ -16,7 +16,7 @@ from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.cuda.jacobi import complete_by_kernel
 from matbackprop.refinement import KERNEL_OVERLAP, SPREAD, SVD_OVERLAP, SVD_SPREAD, noise_floor
-from matbackprop.solvers.eigh import batched_eigh
+from matbackprop.solvers.eigh import batched_eigh, nan_if_not_finite
 from matbackprop.solvers.gram import separate_rows, squared_norms
 
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
@@ -42,6 +42,21 @@ def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kern
     return "kernel" if kernels.takes(x) and not long else "gram"
 
 
+def _torch_svd(x: Tensor, full_matrices: bool) -> Factors:
+    def solve(x: Tensor) -> Factors:
+        u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
+        return u, s, vh
+
+    try:
+        if is_plain(x) or x.is_cuda:
+            return solve(x)
+    except torch.linalg.LinAlgError:
+        if bool(x.isfinite().all()):
+            raise
+    u, s, vh = nan_if_not_finite(solve, x)
+    return u, s, vh
+
+
 def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) -> Factors:
     """Singular value decomposition X = U diag(σ) Vᵀ by the fastest route; not differentiable.
 
@@ -53,7 +68,8 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         fine: whether X carries float64 digits; otherwise those of float32 are computed.
 
     Returns:
-        U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``, k = min(m, n).
+        U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``, k = min(m, n). They are NaN for a
+        matrix that is not finite.
 
     Example:
         >>> _, s, _ = batched_svd(torch.tensor([[0.0, 2.0], [1.0, 0.0]]))
@@ -66,12 +82,12 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         return u.float(), s.float(), vh.float()
     route = _route(x, full_matrices, fine)
     if route == "torch":
-        u, s, vh = torch.linalg.svd(x, full_matrices=full_matrices)
+        u, s, vh = _torch_svd(x, full_matrices)
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if route == "kernel":
         return kernels.factor(x, KERNEL_OVERLAP[fine])[0]
     if route == "small":
-        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        u, s, vh = _torch_svd(x, False)
         if bool((s.select(-1, 0) < SVD_SPREAD * s.select(-1, -1)).all()):
             return u, s, vh
     return _thin_svd(x, fine)
