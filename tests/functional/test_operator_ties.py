@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import matbackprop as mb
 from helpers.matrices import orthogonal, symmetric, with_singular_values
@@ -133,6 +134,25 @@ def test_broadening_approaches_the_exact_gradient():
     )
     assert (narrow - exact).norm() < 1e-8 * exact.norm()
     assert 1e-6 * exact.norm() < (wide - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        lambda a: mb.eigh(a).eigenvectors ** 2,
+        lambda a: mb.svd(a).U ** 2,
+        lambda a: mb.topk_eigh(a, 2).eigenvectors ** 2,
+    ],
+    ids=["eigh", "svd", "topk_eigh"],
+)
+def test_small_variations_of_a_tied_pair_count_in_forward_mode(operator):
+    """In units in which the others are large, its gap and its variation are below the rounding of the data."""
+    a = torch.diag(torch.tensor([1e8, 2.0, 1.0]))
+    direction = torch.tensor([[1e8, 0, 0], [0, 0, 0.5], [0, 0.5, 0]])
+    with forward_ad.dual_level(), pytest.raises(TieError):
+        operator(forward_ad.make_dual(a, direction))
+    assert torch.func.jvp(operator, (a,), (direction,))[1].isnan().any()
+    torch.func.jvp(operator, (a,), (a,))
 
 
 def test_the_tolerance_follows_the_dtype():

@@ -24,6 +24,7 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import (
     TiePolicy,
     Ties,
+    exceeds_rounding,
     gaps_of,
     largest_entry,
     rates_apart,
@@ -183,19 +184,19 @@ def _tangent(u: Tensor, s: Tensor, v: Tensor, dx: Tensor, policy: TiePolicy) -> 
     """dU, dσ and dV for X ``(*batch, m, n)`` with m ≥ n."""
     k = s.shape[-1]
     first = _head(u, k)
-    scale, least = largest_entry(s.unsqueeze(-1)), policy.tolerance * largest_entry(dx)
+    scale, size = largest_entry(s.unsqueeze(-1)), largest_entry(dx)
     dp = first.mH @ dx @ v
     even, odd = symmetrize(dp), _skew(dp)
     ties = [
-        (tied_pairs(s, policy), even.abs() > least),
-        (_zero_pairs(s, policy), odd.abs() > least),
+        (tied_pairs(s, policy), exceeds_rounding(even, size)),
+        (_zero_pairs(s, policy), exceeds_rounding(odd, size)),
     ]
     even, odd = even * policy.invert(gaps_of(s), scale), odd * policy.invert(_sums_of(s), scale)
     du, dv = first @ (even + odd), v @ (even - odd)
     if u.shape[-2] > k:
         moved = dx @ v
         moved = moved - first @ (first.mH @ moved)
-        ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), moved.abs() > least))
+        ties.append((policy.tied(s, scale.squeeze(-1)).unsqueeze(-2), exceeds_rounding(moved, size)))
         change = moved * policy.invert(s, scale.squeeze(-1)).unsqueeze(-2)
         du = torch.cat([du + change, -first @ (change.mH @ _tail(u, k))], -1)
     return policy.enforce(du, *ties), dp.diagonal(dim1=-2, dim2=-1).real.clone(), policy.enforce(dv, *ties)

@@ -30,6 +30,11 @@ def largest_entry(a: Tensor) -> Tensor:
     return size.amax((-2, -1), keepdim=True) if a.shape[-2] and a.shape[-1] else size.sum((-2, -1), keepdim=True)
 
 
+def exceeds_rounding(variation: Tensor, size: Tensor) -> Tensor:
+    """Return which entries ``(*batch, m, n)`` are not rounding errors of products with a direction of this size."""
+    return variation.abs() > max(variation.shape[-2:]) * torch.finfo(variation.dtype).eps * size
+
+
 def gaps_of(values: Tensor) -> Tensor:
     """λⱼ − λᵢ, the K̃ᵀ of the paper before inversion."""
     return values.unsqueeze(-2) - values.unsqueeze(-1)
@@ -109,7 +114,7 @@ class TiePolicy:
     def rotation(self, values: Tensor, variation: Tensor, size: Tensor) -> Tensor:
         """UᵀdU for a variation UᵀdAU: divided by the gaps λⱼ − λᵢ; ``size`` is that of dA."""
         out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * variation
-        return self.enforce(out, (tied_pairs(values, self), variation.abs() > self.tolerance * size))
+        return self.enforce(out, (tied_pairs(values, self), exceeds_rounding(variation, size)))
 
     def enforce(self, out: Tensor, *ties: tuple[Tensor, Tensor]) -> Tensor:
         """Apply the policy to a derivative ``(*batch, m, n)``, given masks of tied and of visible entries."""

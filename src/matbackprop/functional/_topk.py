@@ -34,6 +34,7 @@ from matbackprop.functional._linear_solve import conjugate_gradient_solve, pull_
 from matbackprop.functional._ties import (
     TiePolicy,
     Ties,
+    exceeds_rounding,
     gaps_of,
     largest_entry,
     receives_gradient,
@@ -276,7 +277,7 @@ class _Gaps(NamedTuple):
     def tangent(self, lam: Tensor, v: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:
         """dλ, and the part of dV inside the span of V, given dA V."""
         within = v.mH @ moved
-        visible = within.abs() > self.policy.tolerance * largest_entry(moved)
+        visible = exceeds_rounding(within, largest_entry(moved))
         rotation = self._enforce(lam, self._inverse(lam) * within, visible, self._tied_with_others(lam))
         return within.diagonal(dim1=-2, dim2=-1).real.clone(), v @ rotation
 
