@@ -183,6 +183,42 @@ def test_the_affine_invariant_mean_has_the_mean_of_log_determinants():
     torch.testing.assert_close(spd.mean(w @ a @ w.mT), w @ spd.mean(a) @ w.mT)
 
 
+@pytest.mark.parametrize("kind", [lambda x: x, to_complex], ids=["real", "complex"])
+@metrics
+def test_means_of_equal_ill_conditioned_matrices(metric, kind):
+    """The mean of A and A is A, and its variation is the mean of the variations."""
+    a = kind(torch.tensor(scipy.linalg.hilbert(7)))
+    a = torch.stack([a, a])
+    b = sym(torch.randn(2, 7, 7, generator=generator(0), dtype=a.dtype))
+    m, dm = torch.func.jvp(lambda a: spd.mean(a, metric=metric), (a,), (b,))
+    torch.testing.assert_close(m, a[0], rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(dm, b.mean(0), rtol=0, atol=1e-6)
+
+
+def test_the_iteration_for_means_is_not_mapped():
+    a = torch.stack([EYE, 2 * EYE])
+    with pytest.raises(SolverError, match="leading dimensions"):
+        torch.func.vmap(torch.func.grad(lambda a: spd.mean(a).sum()))(torch.stack([a, a]))
+
+
+def test_results_that_overflow_their_dtype_are_rejected():
+    p, v = torch.eye(2) * 1e-3, torch.eye(2) * 0.2
+    assert spd.exp_map(p.double(), v.double()).isfinite().all()
+    with pytest.raises(DomainError, match="float32"):
+        spd.exp_map(p, v)
+
+
+@pytest.mark.parametrize("n", [4, 6, 12])
+def test_functional_derivatives_of_geodesics_between_nearly_equal_eigenvalues(n):
+    """Asymmetric rounding errors of products, divided by small gaps, once made the rotations of vectors oblique."""
+    for seed in range(4):
+        a = symmetric(tuple(1 + 1e-9 * i for i in range(n)), seed=seed)
+        b, loss = 3 * torch.eye(n, dtype=torch.float64), lambda a, b: spd.geodesic(a, b, 0.2)[0].sum()
+        x = a.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(loss(x, b), x)
+        torch.testing.assert_close(torch.func.grad(loss)(a, b), expected)
+
+
 @metrics
 def test_complex_means(metric):
     a = to_complex(points(m=4))

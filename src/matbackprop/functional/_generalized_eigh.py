@@ -75,9 +75,8 @@ def _graded_spectrum(r: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sigma.square(), u, unresolved
 
 
-def _moving(value: Tensor, x: Tensor, basis: Tensor) -> Tensor:
-    """diag(value) with the derivatives of VᵀXV."""
-    x = symmetrize(basis.mH @ x @ basis)
+def _moving(value: Tensor, x: Tensor) -> Tensor:
+    """diag(value) with the derivatives of X."""
     return torch.diag_embed(value).to(x.dtype) + (x - x.detach())
 
 
@@ -109,13 +108,14 @@ class Reduced(NamedTuple):
         factor = definite_factor(b.detach(), check_values, name, dtype)
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
-        return cls.at(a, b, values, v, w, inverse)
+        return cls.at(a, symmetrize(v.mH @ b @ v), values, v, w, inverse)
 
     @classmethod
     def at(cls, a: Tensor, b: Tensor, values: Tensor, v: Tensor, w: Tensor, inverse: bool = False) -> Reduced:
-        """Reduce a pencil with known λ, V and W."""
-        lower = definite_factor(_moving(torch.ones_like(values), b, v), False, "b")
-        return cls(_moving(values, a, w if inverse else v), lower, values, v, w, inverse)
+        """Reduce a pencil with known λ, V and W, given A and VᵀBV."""
+        onto = w if inverse else v
+        inside = _moving(values, symmetrize(onto.mH @ a @ onto))
+        return cls(inside, definite_factor(_moving(torch.ones_like(values), b), False, "b"), values, v, w, inverse)
 
     def function(
         self,

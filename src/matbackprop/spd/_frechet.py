@@ -162,8 +162,6 @@ def frechet_distance(
             check_size(a, dtype, name, "large")
     with autocast_off(x.device.type):
         a, b = x.to(dtype), y.to(dtype)
-        bad = ~(a.detach().isfinite().all(-1).all(-1) & b.detach().isfinite().all(-1).all(-1))
-        a, b = (torch.where(bad[..., None, None], 0, s) for s in (a, b))  # LAPACK does not accept NaN
         apart = (a.mean(-2) - b.mean(-2)).square().sum(-1)
         a, b = ((s - s.mean(-2, keepdim=True)) * (s.shape[-2] - 1) ** -0.5 for s in (a, b))
         (q, r), (p, t) = _factors(a.detach(), b.detach()), _factors(b.detach(), a.detach())
@@ -172,7 +170,7 @@ def frechet_distance(
         floor = 4 * max(r.shape[-2:]) * torch.finfo(dtype).eps
         polar = (u * (sigma > floor * sigma[..., :1]).unsqueeze(-2)) @ vh
         grads = 2 * (a.detach() - q @ (polar @ t)), 2 * (b.detach() - p @ (polar.mT @ r))
-        return nan_where(bad, apart + apply(_Given, a, b, value, *grads, False)).to(x.dtype)
+        return (apart + apply(_Given, a, b, value, *grads, False)).to(x.dtype)
 
 
 def _factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

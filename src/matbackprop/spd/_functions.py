@@ -50,10 +50,10 @@ class DefiniteMatrices(NamedTuple):
 
     def result(self, out: Tensor, name: str, fix: str) -> Tensor:
         """Set undefined results to NaN; raise if a result is not finite and values are checked."""
-        out = out * self.mark[..., None, None]
+        out = (out * self.mark[..., None, None]).to(self.dtype)
         if self.check_values:
             check_result(out, name, fix)
-        return out.to(self.dtype)
+        return out
 
 
 def prepare_definite(
@@ -187,10 +187,10 @@ def distance(
         if not squared:
             zero = (out == 0) | (x == y).all(-1).all(-1)
             out = torch.where(zero, 0, torch.where(zero, 1, out).sqrt())
-        out = out * given.mark
+        out = (out * given.mark).to(real_dtype(a.dtype))
         if given.check_values:
             check_result(out, f"{_WIDE} the distance", "Use similar units, or scale the matrices.")
-        return out.to(real_dtype(a.dtype))
+        return out
 
 
 def geodesic(

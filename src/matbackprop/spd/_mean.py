@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import is_batched
 from matbackprop.checks import check_finite, check_weight_values
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
@@ -58,13 +59,12 @@ class _Mean:
     function: str
 
     def gradient(self, x: Tensor, points: Tensor, weight: Tensor, *constants: Tensor) -> Tensor:
-        """S∘(BᵀGB) at M + B(S∘X)Bᵀ without the constant of G; the pencils of M and the points are given."""
-        values, v, w, basis, scale = constants
-        moved = symmetrize(basis @ (scale * x) @ basis.mH).unsqueeze(-3)
+        """S∘(BᵀGB) at M + B(S∘X)Bᵀ without the constant of G, given the pencils of M and the points, and Z = BᵀV."""
+        values, v, w, z, scale = constants
+        moved = symmetrize(z.mH @ (scale * x).unsqueeze(-3) @ z)
         pencil = Reduced.at(points, moved, values, v, w, self.inverse)
         half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function(self.function, None, False), upper=True)
         inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
-        z = basis.mH.unsqueeze(-3) @ v
         return -scale * symmetrize(_weighted(z @ inside @ z.mH, weight))
 
 
@@ -81,10 +81,9 @@ class _AffineMean(_Mean):
         moved = of_matrix(length[..., None, None] * frame.mean_of(frame.values.log(), weight), "exp")
         return symmetrize(frame.lower @ moved @ frame.lower.mH)
 
-    def basis(self, m: Tensor) -> tuple[Tensor, Tensor]:
+    def basis(self, m: Tensor, frame: _Frame, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """In this basis the eigenvalues of the Hessian are at least 1."""
-        lower = definite_factor(m, False, "a")
-        return lower, torch.ones_like(m.real)
+        return frame.lower, frame.u, torch.ones_like(m.real)
 
 
 class _BuresMean(_Mean):
@@ -97,10 +96,10 @@ class _BuresMean(_Mean):
         half = torch.linalg.solve_triangular(frame.lower.mH, frame.mean_of(frame.values.sqrt(), weight), upper=True)
         return symmetrize(half @ half.mH)
 
-    def basis(self, m: Tensor) -> tuple[Tensor, Tensor]:
+    def basis(self, m: Tensor, frame: _Frame, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """In the eigenvectors of M, entries over √(λᵢ + λⱼ): the Hessian is then the identity if all Aᵢ are M."""
         values, vectors = batched_eigh(m)
-        return vectors, (values.unsqueeze(-1) + values.unsqueeze(-2)).sqrt()
+        return vectors, vectors.mH.unsqueeze(-3) @ v, (values.unsqueeze(-1) + values.unsqueeze(-2)).sqrt()
 
 
 _MEANS: dict[str, _AffineMean | _BuresMean] = {"affine_invariant": _AffineMean(), "bures_wasserstein": _BuresMean()}
@@ -161,17 +160,18 @@ class _Minimizer(Operation):
 def _iterate(
     kind: _AffineMean | _BuresMean, m: Tensor, points: Tensor, weight: Tensor, tolerance: float, max_iterations: int
 ) -> Tensor:
-    """Repeat steps until L⁻¹ΔL⁻ᵀ is small, or no entry mᵢⱼ moves by more than the rounding of √(mᵢᵢmⱼⱼ)."""
+    """Repeat steps until L⁻¹ΔL⁻ᵀ is small, or all entries mᵢⱼ move by rounding errors of √(mᵢᵢmⱼⱼ) only."""
     rounding = 4 * m.shape[-1] * torch.finfo(m.dtype).eps
-    change = torch.full_like(m.real[..., 0, 0], torch.inf)
+    change = moved = torch.full_like(m.real[..., 0, 0], torch.inf)
     for _ in range(max_iterations):
         frame = _Frame.of(m, points, kind.inverse)
         new = kind.step(frame, weight)
         change = torch.linalg.matrix_norm(congruent(frame.lower, new - m))
         size = m.diagonal(dim1=-2, dim2=-1).real.sqrt()
-        moved = ((new - m).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))).amax((-2, -1))
+        last, moved = moved, ((new - m).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))).amax((-2, -1))
         m = new
-        if bool(((change <= tolerance) | (moved <= rounding)).all()):
+        stagnates = (moved <= tolerance) & (moved >= last)
+        if bool(((change <= tolerance) | (moved <= rounding) | stagnates).all()):
             return m
         if bool(change.isnan().any()):
             break
@@ -248,6 +248,8 @@ def mean(
         given = given._replace(mark=given.mark.prod(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
             return given.result(_log_euclidean_mean(x, w), "The mean", "Scale the matrices.")
+        if is_batched(x) or is_batched(w):
+            raise SolverError("The iteration for a mean depends on values. Replace vmap by leading dimensions.")
         kind = _MEANS[metric]
         order = descending(x.detach().mean(-3))
         x = order.unsqueeze(-3) @ x @ order.mT.unsqueeze(-3)
@@ -257,8 +259,8 @@ def mean(
             frame = _Frame.of(m, fixed, kind.inverse)
             lower = frame.lower.unsqueeze(-3)
             v, outer = torch.linalg.solve_triangular(lower.mH, frame.u, upper=True), lower @ frame.u
-            basis, scale = kind.basis(m)
-        constants = (frame.values, v, outer, basis, scale)
+            basis, z, scale = kind.basis(m, frame, v)
+        constants = (frame.values, v, outer, z, scale)
         moved = apply(_Minimizer, kind.gradient, tolerance, torch.zeros_like(m), x, w, *constants)
         moved = torch.where(given.mark.isnan()[..., None, None], 0, moved)  # no adjoint system for undefined means
         out = m + symmetrize(basis @ (scale * moved) @ basis.mH)
