@@ -109,6 +109,64 @@ NON_FINITE = {
 }
 
 
+NOT_A_NUMBER = torch.full((3, 2), torch.nan, dtype=torch.float64)
+DECOMPOSED = {
+    "matrix_log": lambda a: mb.matrix_log(a.mT @ a, check=False),
+    "eigh": lambda a: mb.eigh(a.mT @ a, check=False).eigenvalues,
+    "svd": lambda a: mb.svd(a, check=False).S,
+    "svd_float32": lambda a: mb.svd(a.float(), check=False).S,
+    "polar": lambda a: mb.polar(a, check=False).Q,
+    "polar_complex_wide": lambda a: mb.polar(torch.complex(a, a.flip(-1)).mT, check=False).Q,
+    "pinv": lambda a: mb.pinv(a, check=False),
+    "second_order_pool": lambda a: mb.second_order_pool(a, check=False),
+    "spectral_embedding": lambda a: mb.spectral_embedding(a.abs(), 1, check=False)[1],
+    "frechet_distance": lambda a: mb.spd.frechet_distance(a, a, check=False),
+}
+
+
+@pytest.mark.parametrize("name", DECOMPOSED)
+def test_lapack_receives_no_matrix_that_is_not_finite(name):
+    """LAPACK raises an error, which would discard the other matrices of a batch."""
+    a = torch.stack([NEGATIVE, NOT_A_NUMBER]).requires_grad_()
+    expected = DECOMPOSED[name](NEGATIVE)
+    for out in (DECOMPOSED[name](a), vmap(DECOMPOSED[name])(a)):
+        torch.testing.assert_close(out[0], expected)
+        assert out[1].isnan().all()
+        (grad,) = torch.autograd.grad(out.abs().sum(), a)
+        assert grad[1].isnan().any()
+
+
+INVALID_ARGUMENTS = {
+    "negative_weight": lambda **o: mb.normalized_cut_j2(NEGATIVE, LABELS, weight=-torch.ones(3), **o),
+    "infinite_weight": lambda **o: mb.normalized_cut_soft(
+        NEGATIVE, LABELS, weight=torch.tensor([-torch.inf, 1, 1]), **o
+    ),
+    "parameter": lambda **o: mb.matrix_function(
+        torch.eye(2),
+        (lambda x, t: 1 / (1 + t * x), lambda x, t: -t / (1 + t * x) ** 2),
+        params=(torch.tensor(torch.inf),),
+        **o,
+    ),
+    "covariance": lambda **o: mb.whiten(NEGATIVE, method="pca", mean=torch.zeros(2), covariance=INDEFINITE, **o),
+}
+
+
+@pytest.mark.parametrize("name", INVALID_ARGUMENTS)
+def test_invalid_arguments_are_errors_if_checked_and_nan_if_not(name):
+    with pytest.raises((NonFiniteError, DomainError)):
+        INVALID_ARGUMENTS[name]()
+    assert INVALID_ARGUMENTS[name](check=False).isnan().all()
+
+
+def test_second_derivatives_of_pooling_without_correct_digits_are_nan_if_unchecked():
+    f = NEGATIVE.mT * torch.tensor([[1e9], [1.0]])
+    loss = lambda f: mb.second_order_pool(f)[..., 0, :].sum()  # noqa: E731
+    assert jacrev(loss)(f).isfinite().all()
+    assert jacrev(jacrev(loss))(f).isnan().any()
+    with pytest.raises(DomainError, match="no correct digits"):
+        torch.autograd.functional.hessian(loss, f)
+
+
 @pytest.mark.parametrize("name", NON_FINITE)
 def test_non_finite_inputs_are_errors_if_checked_and_nan_if_not(name):
     operator, a = NON_FINITE[name]
@@ -213,6 +271,7 @@ def test_low_rank_of_a_matrix_of_lower_rank_is_the_matrix():
             torch.testing.assert_close(mb.low_rank(a, 3, check=check), a)
         with pytest.raises(DomainError, match="Use a smaller rank"):
             mb.low_rank(a.requires_grad_(), 3).sum().backward()
+        assert torch.autograd.grad(mb.low_rank(a, 3, check=False).sum(), a)[0].isnan().any()
 
 
 def test_the_projector_on_all_vectors_is_constant():
@@ -265,6 +324,8 @@ def test_vmap_over_a_later_argument_alone():
         (lambda w: mb.procrustes(f, f.sin(), weight=w), weights),
         (lambda b: mb.linear_solve(a, b), weights[:, :3]),
         (lambda y: mb.normalized_cut_j2(f, y, num_labels=2), labels),
+        (lambda w: mb.normalized_cut_soft(f, labels[0], num_labels=2, weight=w), weights),
+        (lambda x: mb.normalized_cut_j1(f, labels[0], num_labels=2, lam=x), torch.stack([a, 2 * a.abs()]).abs()),
         (lambda y: mb.normalized_cut_value(f @ f.mT, y, num_labels=2), labels),
         (lambda b: mb.generalized_eigh(a, b).eigenvalues, torch.stack([a, 2 * a])),
     ):

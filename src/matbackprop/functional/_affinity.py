@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_result, nan_where, prepare
+from matbackprop.checks import check_finite, check_matrix, check_result, nan_where, prepare, values_checkable
 from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators
 from matbackprop.numerics import autocast_off
@@ -65,7 +65,7 @@ def affinity(
 def negative_degrees(degree: Tensor, check_values: bool, weight: Tensor | None = None) -> Tensor | None:
     """Return which graphs ``(*batch,)`` have a negative degree at a row of positive weight; raise if checked."""
     negative = degree < 0 if weight is None else (degree < 0) & (weight > 0)
-    if not check_values:
+    if not (check_values and values_checkable(negative)):
         return negative.any(-1)
     if bool(negative.any()):
         raise DomainError(

@@ -72,7 +72,8 @@ class LabeledImages(NamedTuple):
     def rows(self, rescale: bool = True) -> LabeledRows:
         """Return the rows in the dtype of the computation, ignored ones with weight 0.
 
-        ``rescale`` scales features and weights to avoid overflow. Without checks, features out of range become NaN.
+        ``rescale`` scales features and weights to avoid overflow. Without checks, features become NaN if they are out
+        of range or a weight is invalid.
         """
         f, mass, labeled, k = self.f, self.weight, self._labeled().to(self.dtype), self.num_labels
         if rescale and not self.checked:
@@ -84,6 +85,8 @@ class LabeledImages(NamedTuple):
         f = f.to(self.dtype)
         if self.annotators:
             f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
+        if not self.checked and mass is not None:
+            f = nan_where(~((mass >= 0) & mass.isfinite()).all(-1), f)
         weight = labeled if mass is None else labeled * mass.to(self.dtype)
         return LabeledRows(f, weight, self.labels.clamp(0, k - 1).long(), k)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import prepare, raise_or_nan
+from matbackprop.checks import nan_where, prepare, raise_or_nan
 from matbackprop.divided_differences import KEEP_LARGE, without_derivatives
 from matbackprop.errors import DomainError, TieError
+from matbackprop.functional._function import with_derivatives_of
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, gap_tolerance, is_double
 from matbackprop.solvers import batched_svd
@@ -58,7 +59,8 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         u, s, vh = batched_svd(x.detach(), fine=is_double(a.dtype))
         s = torch.where(s <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., :1], 0, s)  # rounding errors
         cut, function = s[..., rank], KEEP_LARGE
-        if check_values and rank and bool((s[..., rank - 1] == 0).any()):
+        short = s[..., rank - 1] == 0 if rank else None
+        if check_values and short is not None and bool(short.any()):
             refusal = f"The derivative at a matrix of rank less than {rank} does not exist. Use a smaller rank."
             function = without_derivatives(KEEP_LARGE, refusal)
         v = vh.mH
@@ -67,7 +69,8 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         top = torch.nn.functional.pad(x, (m, 0))
         whole = torch.cat([top, torch.nn.functional.pad(x.mH, (0, n))], -2)
         out = spectral(whole, spectrum, function, cut)[..., :m, m:]
-        if rank:
+        if short is not None:
+            out = with_derivatives_of(nan_where(short, out), out)
             tied = (s[..., rank - 1] - cut <= gap_tolerance(s.dtype, s.shape[-1]) * s[..., 0]) & (cut > 0)
             fault = f"have equal singular values on both sides of rank {rank}. Choose another rank."
             out = raise_or_nan(tied, out, check_values, TieError, fault)

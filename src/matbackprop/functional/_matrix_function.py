@@ -225,14 +225,20 @@ def from_one_decomposition(
         return tuple(outs)
 
 
+def not_finite(function: SpectralFunction, p: Tensor) -> Tensor:
+    """Return which matrices have parameters that are not finite, ``(*batch,)``, or one flag for all."""
+    bad = ~p.isfinite()
+    return bad if function.builtin else bad.any()
+
+
 def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: SpectralFunction, given: Given) -> Tensor:
     x, lam = ready.x, spectrum.values
     function, p = bind_params(function, given, x.shape[:-2], x)
     check_captured(function, lam, p)
     if not ready.check_values:
         lam = lam.masked_fill(outside_domain(lam, function), torch.nan)
-        if p is not None and function.builtin:
-            lam = nan_where(~p.isfinite(), lam)
+        if p is not None:
+            lam = nan_where(not_finite(function, p), lam)
         return ready.marked(of_symmetric_part(a, x, Spectrum(lam, spectrum.vectors), function, p))
     if p is not None:
         check_finite(p, "exponent" if function.builtin else "params")

@@ -112,7 +112,7 @@ def _counted(rows: LabeledRows) -> LabeledRows:
     weights are trainable.
     """
     f, w, region, k = rows
-    if not (f.is_cpu and values_checkable(f)) or is_differentiated(w) or w.numel() == 0:
+    if not (w.is_cpu and values_checkable(w)) or is_differentiated(w) or w.numel() == 0:
         return rows
     count = int((w > 0).sum(-1).max())
     if not 0 < count < min(f.shape[-2:]):

@@ -15,6 +15,7 @@ is not computed and F·L is a separate product. If the spectrum is wide, the vec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -36,7 +37,6 @@ from matbackprop.checks import (
     nan_where,
     parameter_tensor,
     prepare,
-    values_checkable,
 )
 from matbackprop.cuda import pool as pool_kernels
 from matbackprop.divided_differences import (
@@ -50,7 +50,7 @@ from matbackprop.divided_differences import (
 from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
-from matbackprop.functional._matrix_function import check_domain
+from matbackprop.functional._matrix_function import check_domain, not_finite
 from matbackprop.functional._spectrum import Point, Spectrum, check_captured, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
@@ -300,8 +300,6 @@ def _differentiable_gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) 
     a, spectrum = _decompose(f, w, eps, saved.fine)
     point = Point(a, spectrum, saved.function, saved.p)
     moved = point.derivative(g)
-    if moved.requires_grad and a.is_cpu and values_checkable(a):
-        moved.register_hook(lambda _: _check_cancellation(spectrum, eps.detach()))
     rows = f @ moved
     return (
         2 * _weighted(rows, w) if needed[0] else None,
@@ -311,17 +309,15 @@ def _differentiable_gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) 
     )
 
 
-def _check_cancellation(spectrum: Spectrum, eps: Tensor) -> None:
-    """Raise if second derivatives lose all digits by cancellation."""
-    if spectrum.values.numel() == 0:
-        return
-    missing = spectrum.rest is not None or bool((spectrum.values == eps.unsqueeze(-1)).any())
-    loss = spectrum.values.amax(-1) / eps
-    if missing and bool((loss * torch.finfo(eps.dtype).eps > 1).any()):
-        raise DomainError(
-            f"Second derivatives of pooling lose all digits: λ_max / eps is {float(loss.max()):.3g}. "
-            f"Raise eps, or scale the features down."
-        )
+def _with_digits(function: SpectralFunction) -> SpectralFunction:
+    """Set second differences to NaN if the term of ε cancels to no digits in second derivatives of pooling."""
+
+    def second(*x: Tensor) -> Tensor:
+        arguments = x[:3]
+        spread = functools.reduce(torch.maximum, arguments) / functools.reduce(torch.minimum, arguments)
+        return torch.where(spread * torch.finfo(spread.dtype).eps > 1, torch.nan, function.second(*x))
+
+    return dataclasses.replace(function, second=second)
 
 
 def _prepare_weight(weight: Tensor | None, f: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -452,7 +448,7 @@ def _pool(
     """C in the dtype of X, in torch operations."""
     x, w = _prepare_weight(weight, x)
     shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
-    function, p = bind_params(function, given, x.shape[:-2], x)
+    function, p = bind_params(_with_digits(function), given, x.shape[:-2], x)
     if check_values:
         if w is not None:
             check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
@@ -460,8 +456,8 @@ def _pool(
             check_finite(p, "exponent" if function.builtin else "params")
         if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
             function = dataclasses.replace(function, check_overflow=True)
-    elif p is not None and function.builtin:
-        x = nan_where(~p.isfinite(), x)
+    elif p is not None:
+        x = nan_where(not_finite(function, p), x)
     x = _center(x, w) if center else x
     if method != "fused":
         return _reference_pool(x, w, shift, p, function, method, check_values)

@@ -16,6 +16,7 @@ from matbackprop.checks import (
     check_option,
     check_weight,
     check_weight_values,
+    nan_where,
     prepare,
     wants_check,
 )
@@ -53,9 +54,9 @@ def covariance_of(x: Tensor, fraction: Tensor, mean: Tensor) -> Tensor:
     return symmetrize(product((fraction.unsqueeze(-1) * centered).mH, centered))
 
 
-def _check_variances(values: Tensor, eps: float, carried: torch.dtype) -> None:
+def _check_variances(values: Tensor, eps: float) -> None:
     """Raise if a given covariance has negative eigenvalues, or ε is below the rounding error of zero eigenvalues."""
-    check_positive(without_rounding(values, carried) + eps, eps, "covariance")
+    check_positive(values + eps, eps, "covariance")
     if not values.numel():
         return
     least, most = values.amin(-1), values.amax(-1)
@@ -151,8 +152,10 @@ def whiten(
             center = mean.to(dtype).unsqueeze(-2)
             if method == "pca":
                 values, vectors = eigh(covariance.to(dtype), ties=ties, check=check, precision=inside)
+                variances = without_rounding(values.detach(), covariance.dtype)
                 if wants_check(check, values):
-                    _check_variances(values.detach(), eps, covariance.dtype)
+                    _check_variances(variances, eps)
+                values = nan_where((variances + eps <= 0).any(-1), values)
                 rotated = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
             else:
                 ready = prepare(covariance, "covariance", check, inside, sizes="sums", symmetric=True)
