@@ -128,14 +128,14 @@ def test_seg_by_hand_and_round_trip(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        ("data\n", "", "'data' is missing"),
-        ("width 4\n", "", "no number for width"),
-        ("segments 3", "segments three", "no number for segments"),
+        ("data\n", "", "12 pixels have no label"),
+        ("width 4\n", "", "probably damaged .KeyError: 'width'"),
+        ("segments 3", "segments three", "probably damaged .*three"),
         ("2 2 0 3\n", "", "4 pixels have no label"),
         ("2 2 0 3\n", "2 2 0 9\n", "is outside 3 segments"),
         ("2 2 0 3\n", "7 2 0 3\n", "is outside 3 segments"),
         ("2 1 1 3\n", "2 1 0 3\n", "1 several"),
-        ("2 2 0 3\n", "2 2 0\n", "numbers after 'data'"),
+        ("2 2 0 3\n", "2 2 0\n", "probably damaged .*reshape"),
         ("2 2 0 3\n", "2 2 x 3\n", "probably damaged"),
     ],
 )

@@ -209,17 +209,12 @@ def _write_regions(
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise DataError with a list of differences unless both sets have the same categories."""
-    first, second = ({c["id"]: c["name"] for c in regions.categories} for regions in (train, validation))
-    differences = [
-        f"id {i}: {show(first.get(i, 'absent'))} in training, {show(second.get(i, 'absent'))} in validation"
-        for i in sorted(first.keys() | second.keys())
-        if first.get(i) != second.get(i)
-    ]
-    if differences:
+    """Raise DataError unless both sets have the same categories."""
+    first, second = ({(c["id"], c["name"]) for c in regions.categories} for regions in (train, validation))
+    if first != second:
         raise DataError(
-            f"Training and validation have different categories ({len(differences)} differences): "
-            f"{'; '.join(differences[:3])}. Use annotation files of one data set, with one category list."
+            f"Training and validation have different categories, for example {show(min(first ^ second))}. Use "
+            "annotation files of one data set, with one category list."
         )
 
 

@@ -309,31 +309,21 @@ def read_seg(path: str | Path) -> NDArray[np.int64]:
     line is ``segment row first last``: the pixels first … last (inclusive, from 0) of a row belong to a segment.
     """
     path = Path(path)
-    head, mark, body = read_bytes(path, 1 << 24).decode("ascii").partition("\ndata")
-    if not mark:
-        raise DataError(f"{path}: the line 'data' is missing. Check that it is a BSDS300 .seg file.")
-    fields = dict(line.split(maxsplit=1) for line in head.splitlines() if len(line.split(maxsplit=1)) == 2)
-    missing = [name for name in ("width", "height", "segments") if not fields.get(name, "").strip().isdigit()]
-    if missing:
-        raise DataError(f"{path}: the header has no number for {', '.join(missing)}.")
+    head, _, body = read_bytes(path, 1 << 24).decode("ascii").partition("\ndata")
+    fields = dict(line.split(maxsplit=1) for line in head.splitlines() if " " in line)
     width, height, segments = (int(fields[name]) for name in ("width", "height", "segments"))
     _check_pixels(path, height, width)
-    numbers = np.array(body.split(), np.int64)
-    if len(numbers) % 4:
-        raise DataError(f"{path}: {len(numbers)} numbers after 'data'. Each line must be 'segment row first last'.")
-    runs = numbers.reshape(-1, 4)
-    bad = ((runs < 0) | (runs >= [segments, height, width, width])).any(1) | (runs[:, 2] > runs[:, 3])
-    if bad.any():
-        run = " ".join(map(str, runs[bad][0]))
-        raise DataError(f"{path}: the run '{run}' is outside {segments} segments of {height}×{width} pixels.")
+    runs = np.array(body.split(), np.int64).reshape(-1, 4)
+    if ((runs < 0) | (runs >= [segments, height, width, width])).any() or (runs[:, 2] > runs[:, 3]).any():
+        raise DataError(f"{path}: a run is outside {segments} segments of {height}×{width} pixels.")
     labels = np.full((height, width), -1, dtype=np.int64)
     for segment, row, first, last in runs.tolist():
         labels[row, first : last + 1] = segment
     unlabeled, covered = int((labels < 0).sum()), int((runs[:, 3] - runs[:, 2] + 1).sum())
-    if unlabeled or covered != labels.size or not labels.size:
+    if unlabeled or covered != labels.size:
+        several = covered + unlabeled - labels.size
         raise DataError(
-            f"{path}: {unlabeled} pixels have no label and {covered + unlabeled - labels.size} several. The file is "
-            "probably damaged."
+            f"{path}: {unlabeled} pixels have no label and {several} several. The file is probably damaged."
         )
     return labels
 
