@@ -28,14 +28,14 @@ from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage, prepare_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.vision.models.config import VARIANTS
+from matbackprop.vision.models.config import VARIANTS, NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit, seed_all
-from matbackprop.vision.training.ncuts import build, split_images, untrained_model
+from matbackprop.vision.training.ncuts import build, build_model, split_images
 
 log = logging.getLogger("matbackprop")
 
@@ -258,7 +258,8 @@ class Table2:
             if seed == self.config.seeds[0]:
                 training["curve"] = training_curve(run.read_metrics())
         else:
-            model = untrained_model(row.variant, weights=self.config.weights or "imagenet", zoom=row.zoom)
+            weights = self.config.weights or "imagenet"
+            model = build_model(NCutsModelConfig(row.variant, weights, head="none", zoom=row.zoom))  # type: ignore[arg-type]
         model = model.to(self.config.device)
         return model.to(memory_format=model.backbone.memory_format), training  # type: ignore[call-overload]
 

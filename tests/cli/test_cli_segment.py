@@ -45,7 +45,7 @@ def test_without_a_model(picture, tmp_path, capsys):
 
 def test_with_a_saved_model(picture, tmp_path):
     torch.manual_seed(0)
-    DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
+    DeepNCuts(variant="alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((picture, picture), out=tmp_path / "out", model=str(tmp_path / "model"))
     document = main(config)
     assert document["exit_code"] == 0 and document["summary"] == f"2 images segmented → {tmp_path / 'out'}"
@@ -111,7 +111,7 @@ def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
         assert np.asarray(Image.open(tmp_path / "out" / "noise.png")).max() == k - 1
     said = capsys.readouterr().out
     assert "noise.png: 1 region," in said and "noise.png: 12 regions," in said
-    DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
+    DeepNCuts(variant="alexnet-relu5", hidden=8).save_pretrained(tmp_path / "model")
     config = Config((path,), out=tmp_path / "out", k=5, model=str(tmp_path / "model"), ks=(2, 4), overwrite=True)
     assert main(config)["exit_code"] == 0
     assert np.load(tmp_path / "out" / "noise.npz")["ks"].tolist() == [2, 4, 5]

@@ -141,7 +141,7 @@ def test_batched_clusterings_equal_single_images():
     ]
     images = [prepare_image(one, 16) for one in samples]
     torch.manual_seed(0)
-    model = DeepNCuts.variant("alexnet-relu5", hidden=8)
+    model = DeepNCuts(variant="alexnet-relu5", hidden=8)
     labels = table2.segment_images(model, images, batch_size=2)[0]
     assert set(labels) == {one.id for one in images}
     for one in images:

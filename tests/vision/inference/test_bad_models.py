@@ -64,7 +64,7 @@ def folder(tmp_path_factory):
     classifier = RegionClassifier(2, head="o2p", canvas=67, reduce=4, names=["cup", "plate"])
     for name in ("classifier", "damaged", "other"):
         classifier.save_pretrained(path / name, dtype=torch.float16)
-    DeepNCuts.variant("alexnet-relu5", hidden=8).save_pretrained(path / "segmenter", dtype=torch.float16)
+    DeepNCuts(variant="alexnet-relu5", hidden=8).save_pretrained(path / "segmenter", dtype=torch.float16)
     weights = path / "damaged" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100_000])
     config = json.loads((path / "other" / "config.json").read_text())

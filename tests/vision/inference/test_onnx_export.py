@@ -56,7 +56,7 @@ def test_a_segmenter_gives_the_same_contours_or_features(tmp_path, kind):
     if kind == "contours":
         model = ContourNet(backbone="alexnet", taps=("relu1", "relu5"), width=12, stem=6).eval()
     else:
-        model = DeepNCuts.variant("alexnet-relu5", hidden=16, channels=8).eval()
+        model = DeepNCuts(variant="alexnet-relu5", hidden=16, channels=8).eval()
     image = torch.rand(3, 3, 64, 96)  # any number of images
     path = export_onnx(model, tmp_path / "deep" / "segmenter.onnx", size=(64, 96))
     (actual,), notes = run(path, image=image)

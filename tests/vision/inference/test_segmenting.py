@@ -22,7 +22,7 @@ def halves(h=60, w=80):
 
 def network(**changes):
     torch.manual_seed(0)
-    return DeepNCuts.variant("alexnet-relu5", hidden=8, **changes).eval()
+    return DeepNCuts(variant="alexnet-relu5", hidden=8, **changes).eval()
 
 
 def contour_network():

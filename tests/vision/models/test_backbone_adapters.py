@@ -90,8 +90,8 @@ def test_both_systems_accept_a_user_defined_class():
 def test_without_taps_the_last_map_of_another_backbone_is_used():
     model = DeepNCuts(backbone=NAME, hidden=8, channels=5)
     assert [model.tap] == ["tiles"] == model.hparams_dict["taps"]
-    assert DeepNCuts.variant("alexnet-relu5", hidden=8).tap == "relu5"
-    assert DeepNCuts.variant("alexnet-relu5", hidden=8, backbone="alexnet").tap == "relu5"
+    assert DeepNCuts(variant="alexnet-relu5", hidden=8).tap == "relu5"
+    assert DeepNCuts(variant="alexnet-relu5", hidden=8, backbone="alexnet").tap == "relu5"
 
 
 def test_a_saved_model_cannot_import_code(tmp_path):

@@ -13,7 +13,7 @@ from matbackprop.vision.models.deep_ncuts import DeepNCuts
 def small(name, **changes):
     changes = {"hidden": 8, **changes}
     torch.manual_seed(0)
-    return DeepNCuts.variant(name, **changes).eval()
+    return DeepNCuts(variant=name, **changes).eval()
 
 
 def image(h=48, w=64, seed=0):
@@ -49,7 +49,7 @@ def test_the_papers_widths():
     assert {n: VARIANTS[n]["hidden"] for n in ("alexnet-relu5", "vgg16-relu4", "vgg16-relu5")} == {
         "alexnet-relu5": 256, "vgg16-relu4": 1024, "vgg16-relu5": 1024,
     }  # fmt: skip
-    model = DeepNCuts.variant("alexnet-relu5")
+    model = DeepNCuts(variant="alexnet-relu5")
     assert (model.channels, model.head.drop.p, model.tap) == (20, 0.25, "relu5")
 
 
@@ -154,7 +154,7 @@ def test_contradictory_arguments(changes):
     with pytest.raises(ConfigurationError):
         DeepNCuts(**changes)
     with pytest.raises(ConfigurationError, match="variant is 'resnet'"):
-        DeepNCuts.variant("resnet")
+        DeepNCuts(variant="resnet")
 
 
 def test_clusters_in_another_space_than_that_of_the_model():

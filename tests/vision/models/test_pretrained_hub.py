@@ -23,7 +23,7 @@ def test_a_model_is_uploaded_with_its_card(monkeypatch):
         return mock.Mock(commit_url=f"https://hub/{repo_id}/commit/1")
 
     api.upload_folder.side_effect = upload
-    model = DeepNCuts.variant("alexnet-relu5", hidden=8)
+    model = DeepNCuts(variant="alexnet-relu5", hidden=8)
     address = model.push_to_hub("owner/segmenter", private=True, license="cc-by-4.0", trained_on="shapes")
     assert address == "https://hub/owner/segmenter/commit/1"
     api.create_repo.assert_called_once_with("owner/segmenter", private=True, exist_ok=True)

@@ -269,7 +269,7 @@ def test_weights_of_unused_layers_are_skipped(tmp_path):
     assert len(part.features) < len(whole.features)
     load_backbone_weights(part, "vgg16", tmp_path / "vgg16.safetensors")
     assert torch.equal(part.features[17].weight, whole.features[17].weight)
-    model = DeepNCuts.variant("vgg16-relu4", hidden=4)
+    model = DeepNCuts(variant="vgg16-relu4", hidden=4)
     model.save_pretrained(tmp_path / "model")
     state = load_file(tmp_path / "model" / "model.safetensors")
     state |= {f"backbone.{k}": v for k, v in whole.state_dict().items() if k not in model.backbone.state_dict()}

@@ -70,7 +70,7 @@ def test_a_run_fine_tunes_a_saved_model(tmp_path, words, capsys, model):
 @pytest.mark.parametrize("name", ["ncuts", "contours"])
 def test_saved_segmenters_start_their_recipes(name, tmp_path, words):
     if name == "ncuts":
-        model = DeepNCuts.variant("alexnet-relu5", hidden=8, channels=5)
+        model = DeepNCuts(variant="alexnet-relu5", hidden=8, channels=5)
     else:
         model = ContourNet(backbone="alexnet", taps=("relu1", "relu5"), width=6, stem=3)
     model.save_pretrained(tmp_path / "model")

@@ -94,10 +94,6 @@ class BSDS(Dataset[BSDSSample]):
         return [labels for path in self._truth[name] for labels in _read_maps(path)]
 
 
-def _read_image(path: Path) -> Tensor:
-    return torch.from_numpy(read_picture(path).pixels).permute(2, 0, 1).contiguous()
-
-
 def _read_maps(path: Path) -> list[Tensor]:
     return [torch.from_numpy(compact_labels(labels)[0]) for labels in read_label_maps(path)]
 
@@ -158,7 +154,7 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
     problems = []
     pixels: Tensor | None = None
     try:
-        pixels = _read_image(image)
+        pixels = torch.from_numpy(read_picture(image).pixels).permute(2, 0, 1).contiguous()
     except DataError as error:
         problems.append(_problem(image, error))
     for path in truth:

@@ -89,7 +89,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> model = DeepNCuts.variant("alexnet-relu5").eval()
+        >>> model = DeepNCuts(variant="alexnet-relu5").eval()
         >>> model(torch.rand(1, 3, 64, 96)).shape
         torch.Size([1, 4, 6, 20])
 
@@ -120,11 +120,6 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         self.factor = nn.Parameter(torch.eye(self.channels)) if self.config.affinity == "lambda" else None
         self._learning = [p for p in self.backbone.parameters() if p.requires_grad]
         self.freeze_backbone(False)
-
-    @classmethod
-    def variant(cls, name: str, **changes: Any) -> DeepNCuts:
-        """Build one of :data:`~matbackprop.vision.models.config.VARIANTS` by name; ``changes`` override its fields."""
-        return cls(variant=name, **changes)
 
     def freeze_backbone(self, frozen: bool = True) -> None:
         """Freeze or unfreeze the backbone. The activations of a frozen backbone are not stored."""

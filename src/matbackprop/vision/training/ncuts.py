@@ -154,11 +154,6 @@ def build_model(config: NCutsModelConfig) -> DeepNCuts:
     return model
 
 
-def untrained_model(variant: str, *, weights: str = "imagenet", zoom: float = 1.0) -> DeepNCuts:
-    """Return the baseline of the paper: normalized cuts on a feature map of the backbone, without new layers."""
-    return build_model(NCutsModelConfig(variant, weights, head="none", zoom=zoom))  # type: ignore[arg-type]
-
-
 class NCutsModule(System):
     """DeepNCuts with its objective, averaged over annotators and images. Rank and spectrum of F are recorded."""
 
