@@ -77,6 +77,18 @@ def _cluster(
     return labels, centers, best
 
 
+def _centered(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return points (B, m, e) minus their weighted mean in float64, weights with sum 1, the mean, and the sum."""
+    # Float64 and centered points reduce cancellation: squared distances are differences of squared norms.
+    x = points.double()
+    w = weights.to(x)
+    w = torch.where(w.sum(-1, keepdim=True) > 0, w, torch.ones_like(w))
+    scale = w.sum(-1, keepdim=True)
+    w = w / scale
+    mean = w.unsqueeze(-2) @ x
+    return x - mean, w, mean, scale
+
+
 def weighted_kmeans(
     points: Tensor,
     weights: Tensor,
@@ -126,17 +138,8 @@ def weighted_kmeans(
     *batch, m, e = points.shape
     n, size, runs = len(sizes), max(sizes), len(sizes) * max(restarts, 1)
     device = points.device
-    # Float64 and centered points reduce cancellation: squared distances are differences of squared norms.
-    x = points.reshape(-1, m, e).double()
-    w = weights.reshape(-1, m).to(x)
+    x, w, mean, scale = _centered(points.reshape(-1, m, e), weights.reshape(-1, m))
     b = x.shape[0]
-    total = w.sum(-1, keepdim=True)
-    w = torch.where(total > 0, w, torch.ones_like(w))
-    scale = w.sum(-1, keepdim=True)
-    w = w / scale
-    mean = w.unsqueeze(-2) @ x
-    x = x - mean
-
     run_k = torch.tensor(sizes, device=device).repeat_interleave(runs // n)
     dims = torch.ones(runs, e, device=device, dtype=x.dtype)
     if leading:
