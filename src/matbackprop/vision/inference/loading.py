@@ -74,7 +74,7 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     name = pretrained_config(folder)["class"]
     kind = {kind.__name__: kind for kind in (ContourNet, DeepNCuts, RegionClassifier)}.get(name)
     if kind is None:
-        raise WeightsError(f"{folder} contains a {shorten(name)}, which this version cannot load.")
+        raise WeightsError(f"{folder} contains a {shorten(name)}, which cannot be loaded. Choose another model.")
     return kind.from_pretrained(folder)
 
 
