@@ -67,6 +67,11 @@ def _unit(x: Tensor, *bases: Tensor) -> Tensor:
     return x / torch.linalg.vector_norm(x)
 
 
+def _descending(t: Tensor) -> tuple[Tensor, Tensor]:
+    values, vectors = torch.linalg.eigh(t)
+    return values.flip(-1), vectors.flip(-1)
+
+
 def _lanczos(
     budget: _Budget, k: int, tolerance: float, locked: Tensor, floor: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -84,9 +89,8 @@ def _lanczos(
         w, h = _clear(budget.product(q[size]), locked, q[: size + 1])
         t[: size + 1, size], t[size, : size + 1] = h, h.conj()
         size += 1
-        theta, s = torch.linalg.eigh(t[:size, :size])
-        theta, s = theta.flip(-1), s.flip(-1)
         if size == n:
+            theta, s = _descending(t)
             return theta, s.mT @ q[:n]
         beta, norm = torch.linalg.vector_norm(w), torch.linalg.vector_norm(h)
         if bool(beta > 1e-4 * norm):
@@ -95,9 +99,12 @@ def _lanczos(
             q[size] = _unit(w / beta, locked, q[:size])
         else:  # the span is invariant: continue with a random vector
             q[size] = _unit(budget.random(), locked, q[:size])
+        if size < width and (size <= k or size % 2):  # testing for convergence takes longer than a small product
+            continue
+        theta, s = _descending(t[:size, :size])
         residuals = beta * s[-1].abs()
         goal = tolerance * theta.abs().amax()
-        ready = size > k and bool((residuals[:k] <= goal).all())
+        ready = bool((residuals[:k] <= goal).all())
         ready = ready and bool(residuals[k] <= (0.5 * (theta[k - 1] - theta[k])).maximum(goal))
         if floor is not None and size >= 12:
             ready = ready or bool(residuals[0] < 0.5 * (floor - theta[0]))
