@@ -239,7 +239,7 @@ def save(
         paths[name] = folder / f"{stem}{end}"
         return paths[name]
 
-    def picture(name: str, end: str, pixels: NDArray[Any], **options: Any) -> None:
+    def write_png(name: str, end: str, pixels: NDArray[Any], **options: Any) -> None:
         with atomic_file(place(name, end)) as file:
             Image.fromarray(pixels).save(file, "PNG", **options)
 
@@ -249,9 +249,9 @@ def save(
             raise ConfigurationError(
                 f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Export them as npz or coco."
             )
-        picture("labels", ".png", labels.astype(np.uint16))
-        picture("colors", "-colors.png", result.painted(k))
-        picture("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
+        write_png("labels", ".png", labels.astype(np.uint16))
+        write_png("colors", "-colors.png", result.painted(k))
+        write_png("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
         with atomic_file(place("levels", ".npz")) as file:
             _save_levels(file, result)
@@ -269,7 +269,7 @@ def save(
     if "contours" in formats:
         if result.contours is None:
             raise ConfigurationError("Clusters have no contours. Segment with a contour network instead.")
-        picture("contours", "-contours.png", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
+        write_png("contours", "-contours.png", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
     return paths
 
 
