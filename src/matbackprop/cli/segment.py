@@ -20,10 +20,6 @@ from matbackprop.vision.progress import track
 if TYPE_CHECKING:
     from matbackprop.vision.inference import Segments
 
-_LAST_FILES = {"png": "-overlay.png", "npz": ".npz", "coco": "-coco.json", "svg": ".svg", "labelme": ".json",
-               "ucm2": "-ucm2.mat", "contours": "-contours.png"}  # fmt: skip
-"""Format → suffix of the last file that it writes for an image."""
-
 
 @dataclass
 class Config:
@@ -100,13 +96,13 @@ class _Save:
             **{name: file.as_posix() for name, file in files.items()},
         }
 
-    def file(self, stem: str, name: str) -> Path:
-        from matbackprop.vision.inference.export import file_stem
+    def files(self, stem: str) -> dict[str, Path]:
+        from matbackprop.vision.inference.export import output_files
 
-        return self.out / f"{file_stem(stem)}{_LAST_FILES[name]}"
+        return output_files(self.out, stem, self.formats)
 
     def exists(self, stem: str) -> bool:
-        return all(self.file(stem, name).exists() for name in self.formats)
+        return all(path.exists() for path in self.files(stem).values())
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -142,7 +138,7 @@ def main(config: Config) -> dict[str, Any]:
     if "coco" in formats and len(entries) + len(kept) > 1:
         from matbackprop.vision.inference.export import merge_coco
 
-        files = {Path(entry["coco"]) for entry in entries} | {save.file(stem, "coco") for stem in kept.values()}
+        files = {Path(entry["coco"]) for entry in entries} | {save.files(stem)["coco"] for stem in kept.values()}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept the results of {len(kept)} images. Replace them with --overwrite.", file=sys.stderr)

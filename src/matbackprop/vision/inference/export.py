@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, get_args
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+SUFFIXES: dict[Format, dict[str, str]] = {
+    "png": {"labels": ".png", "colors": "-colors.png", "overlay": "-overlay.png"},
+    "npz": {"levels": ".npz"},
+    "coco": {"coco": "-coco.json"},
+    "svg": {"svg": ".svg"},
+    "labelme": {"labelme": ".json"},
+    "ucm2": {"ucm2": "-ucm2.mat"},
+    "contours": {"contours": "-contours.png"},
+}
+"""Format → kind of file → end of the file name."""
+FORMATS = tuple(SUFFIXES)
 _MAX_STEM = 220  # bytes; file systems allow 255 including the suffix
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
@@ -202,6 +212,12 @@ def file_stem(name: str) -> str:
     return f"{data[: _MAX_STEM - 9].decode(errors='ignore')}-{zlib.crc32(data):08x}"
 
 
+def output_files(folder: Path, stem: str, formats: Sequence[Format]) -> dict[str, Path]:
+    """Return the files that :func:`save` writes: kind of file → path."""
+    ends = [end for name, files in SUFFIXES.items() if name in formats for end in files.items()]
+    return {kind: folder / f"{file_stem(stem)}{end}" for kind, end in ends}
+
+
 def save(
     result: Segments,
     folder: str | Path = "segments",
@@ -232,15 +248,10 @@ def save(
         raise ConfigurationError(f"Unknown format {', '.join(unknown) or '(none)'}. Formats: {', '.join(FORMATS)}.")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = file_stem(Path(result.name).stem if stem is None else stem)
-    paths: dict[str, Path] = {}
+    paths = output_files(folder, Path(result.name).stem if stem is None else stem, formats)
 
-    def place(name: str, end: str) -> Path:
-        paths[name] = folder / f"{stem}{end}"
-        return paths[name]
-
-    def write_png(name: str, end: str, pixels: NDArray[Any], **options: Any) -> None:
-        with atomic_file(place(name, end)) as file:
+    def write_png(kind: str, pixels: NDArray[Any], **options: Any) -> None:
+        with atomic_file(paths[kind]) as file:
             Image.fromarray(pixels).save(file, "PNG", **options)
 
     if "png" in formats:
@@ -249,27 +260,27 @@ def save(
             raise ConfigurationError(
                 f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Export them as npz or coco."
             )
-        write_png("labels", ".png", labels.astype(np.uint16))
-        write_png("colors", "-colors.png", result.painted(k))
-        write_png("overlay", "-overlay.png", result.outlined(k), compress_level=3)  # twice as fast
+        write_png("labels", labels.astype(np.uint16))
+        write_png("colors", result.painted(k))
+        write_png("overlay", result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
-        with atomic_file(place("levels", ".npz")) as file:
+        with atomic_file(paths["levels"]) as file:
             _save_levels(file, result)
     if "coco" in formats:
-        atomic_write(place("coco", "-coco.json"), json.dumps(to_coco(result, k)))
+        atomic_write(paths["coco"], json.dumps(to_coco(result, k)))
     if "labelme" in formats:
-        atomic_write(place("labelme", ".json"), json.dumps(to_labelme(result, k, folder), indent=2))
+        atomic_write(paths["labelme"], json.dumps(to_labelme(result, k, folder), indent=2))
     if "svg" in formats:
-        atomic_write(place("svg", ".svg"), to_svg(result, k))
+        atomic_write(paths["svg"], to_svg(result, k))
     if "ucm2" in formats:
         from scipy.io import savemat
 
-        with atomic_file(place("ucm2", "-ucm2.mat")) as file:
+        with atomic_file(paths["ucm2"]) as file:
             savemat(file, {"ucm2": result.ucm().astype(np.float32)}, do_compression=True)
     if "contours" in formats:
         if result.contours is None:
             raise ConfigurationError("Clusters have no contours. Segment with a contour network instead.")
-        write_png("contours", "-contours.png", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
+        write_png("contours", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
     return paths
 
 
