@@ -42,7 +42,7 @@ from matbackprop.errors import DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
 from matbackprop.vision.files import printable
-from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
+from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.config import get_recipe, resolve
 
 for module in (
@@ -237,7 +237,7 @@ def corrupt_checkpoint(data: bytes, draw: random.Random) -> bytes:
         if draw.random() < 0.5:
             values = [None, 0, -1, 2**40, math.nan, "", "x", [], {}, (), torch.zeros(3), torch.tensor(math.nan), b""]
             corrupted = corrupt_tree(load_checkpoint(path), draw, values)
-            save_checkpoint(corrupted if isinstance(corrupted, torch.Tensor) or corrupted else {}, path)
+            torch.save(corrupted, path)
             return path.read_bytes()
     out = BytesIO()
     if draw.random() < 0.5:
