@@ -201,6 +201,24 @@ def test_the_iteration_for_means_is_not_mapped():
         torch.func.vmap(torch.func.grad(lambda a: spd.mean(a).sum()))(torch.stack([a, a]))
 
 
+@pytest.mark.parametrize("decades", [3, 5])
+def test_gradients_of_bures_distances_of_channels_in_different_units(decades):
+    """The gradient of d²(I, B) in B is I − B^(−½)."""
+    d = torch.logspace(-decades, decades, 4, dtype=torch.float64)
+    b = d.unsqueeze(-1) * (symmetric((0.5, 1.0, 1.5, 2.0)) + EYE) * d
+    b = sym(b).requires_grad_()
+    with mpmath.workdps(60):
+        values, vectors = mpmath.eigsy(mpmath.matrix(b.tolist()))
+        root = vectors * mpmath.diag([1 / mpmath.sqrt(x) for x in values]) * vectors.T
+        expected = EYE - torch.tensor([[float(root[i, j]) for j in range(4)] for i in range(4)], dtype=torch.float64)
+
+    def squared(b):
+        return spd.distance(EYE, b, metric="bures_wasserstein", squared=True)
+
+    for grad in (torch.autograd.grad(squared(b), b)[0], torch.func.grad(squared)(b.detach())):
+        torch.testing.assert_close(grad, expected, rtol=1e-9, atol=1e-12 * float(expected.abs().max()))
+
+
 def test_results_that_overflow_their_dtype_are_rejected():
     p, v = torch.eye(2) * 1e-3, torch.eye(2) * 0.2
     assert spd.exp_map(p.double(), v.double()).isfinite().all()

@@ -14,15 +14,18 @@ from torch import Tensor
 
 from matbackprop.checks import check_option
 from matbackprop.divided_differences import named_function, resolve_function
+from matbackprop.functional._function import with_derivatives_of
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import orthogonal_factor
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
+from matbackprop.refinement import refinement_needed
 from matbackprop.solvers import batched_eigh
 
 _LOWEST = -300.0  # exponents below this count as zero
+_MOST_SPREAD = 1e4  # of the pivots of two Cholesky factors, up to which their polar factor has accurate derivatives
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
@@ -50,6 +53,14 @@ def _squared(a: Tensor) -> Tensor:
 
 def _size(a: Tensor) -> Tensor:
     return a.detach().abs().sum((-2, -1), keepdim=True)
+
+
+def _spread(lower: Tensor) -> Tensor:
+    """The ratio of the largest and smallest pivot of a Cholesky factor."""
+    if lower.shape[-1] == 0:
+        return lower.real.sum((-2, -1))
+    low, high = lower.detach().diagonal(dim1=-2, dim2=-1).real.aminmax(dim=-1)
+    return high / low
 
 
 def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
@@ -142,11 +153,16 @@ class _LogEuclidean:
 
 
 class _BuresWasserstein:
-    def _transport(self, a: Tensor, b: Tensor) -> Tensor:
-        """T = Tᵀ > 0 with TAT = B."""
+    def _root(self, a: Tensor, b: Tensor) -> tuple[Tensor, Reduced, Tensor]:
+        """The square root of LᵀBL with A = LLᵀ, in the coordinates of a pencil of permuted matrices."""
         p = descending(a)
         pencil = Reduced.of(p @ b @ p.mT, p @ a @ p.mT, False, "a", inverse=True)
-        half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function("sqrt", None, False), upper=True)
+        return pencil.function("sqrt", None, False), pencil, p
+
+    def _transport(self, a: Tensor, b: Tensor) -> Tensor:
+        """T = Tᵀ > 0 with TAT = B."""
+        root, pencil, p = self._root(a, b)
+        half = torch.linalg.solve_triangular(pencil.lower.mH, root, upper=True)
         inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
         v = p.mT @ pencil.v
         return symmetrize(v @ inside @ v.mH)
@@ -154,7 +170,13 @@ class _BuresWasserstein:
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
         one, other = definite_factor(a, False, "a"), definite_factor(b, False, "b")
-        return _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, None, "polar factor"))
+        value = _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, None, "polar factor"))
+        wide = _spread(one) * _spread(other) > _MOST_SPREAD
+        if not refinement_needed(wide):
+            return value
+        # The polar factor has the rounding error of the largest entry, and derivatives multiply it by the inverses.
+        traces = [t.diagonal(dim1=-2, dim2=-1).real.sum(-1) for t in (a, b, self._root(a, b)[0])]
+        return torch.where(wide, with_derivatives_of(traces[0] + traces[1] - 2 * traces[2], value), value)
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
