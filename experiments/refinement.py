@@ -17,7 +17,7 @@ from scipy.ndimage import distance_transform_edt, gaussian_filter, zoom
 
 from matbackprop.vision.files import atomic_file
 from matbackprop.vision.inference import load_segmenter, segment_photograph
-from matbackprop.vision.inference.drawing import draw_boundaries
+from matbackprop.vision.inference.drawing import border_pixels, draw_boundaries
 from matbackprop.vision.segmentation.refine import enlarge_labels
 
 NEAR = 30
@@ -47,8 +47,8 @@ def main(config: Config) -> dict[str, Any]:
     refined = result.labels()
     seconds = time.perf_counter() - started
     enlarged = enlarge_labels(result.small_labels(), config.size)
-    distance = distance_transform_edt(~_borders(truth))
-    errors = [float(d[d <= NEAR].mean()) for d in (distance[_borders(labels)] for labels in (enlarged, refined))]
+    distance = distance_transform_edt(~border_pixels(truth))
+    errors = [float(d[d <= NEAR].mean()) for d in (distance[border_pixels(labels)] for labels in (enlarged, refined))]
     row, column = (
         round(config.size[0] * (c + RADIUS * sign * 0.5**0.5)) for c, sign in zip(CENTER, (-1, 1), strict=True)
     )
@@ -83,10 +83,3 @@ def generate_photograph(size: tuple[int, int], seed: int = 0) -> tuple[NDArray[n
         soft = gaussian_filter(colors[truth, channel], 1.5)  # the lens
         photograph[..., channel] = np.clip(soft + texture + noise, 0, 255)
     return photograph, truth
-
-
-def _borders(labels: NDArray[np.int32]) -> NDArray[np.bool_]:
-    border = np.zeros(labels.shape, bool)
-    border[:, :-1] |= labels[:, :-1] != labels[:, 1:]
-    border[:-1] |= labels[:-1] != labels[1:]
-    return border

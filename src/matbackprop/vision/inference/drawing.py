@@ -27,6 +27,14 @@ def as_rgb(image: ArrayLike) -> NDArray[np.uint8]:
     return array
 
 
+def border_pixels(labels: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Return the pixels (h, w) whose right or lower neighbor has another label."""
+    border = np.zeros(labels.shape, dtype=bool)
+    border[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    border[:-1] |= labels[:-1] != labels[1:]
+    return border
+
+
 def draw_boundaries(
     image: ArrayLike, labels: ArrayLike, *, color: tuple[int, int, int] = YELLOW, width: int = 1
 ) -> NDArray[np.uint8]:
@@ -54,10 +62,7 @@ def draw_boundaries(
     out = as_rgb(image).copy()
     lab = as_label_map(labels)
     check_size("the label map", lab.shape, "the image", out.shape[:2])
-    border = np.zeros(lab.shape, dtype=bool)
-    border[:, :-1] |= lab[:, :-1] != lab[:, 1:]
-    border[:-1] |= lab[:-1] != lab[1:]
-    out[maximum_filter(border, width)] = color
+    out[maximum_filter(border_pixels(lab), width)] = color
     return out
 
 
