@@ -240,7 +240,7 @@ class Cuts:
 
     def summarize(self) -> None:
         """Write the mean over folds, with paired intervals against contours alone."""
-        done = {row: list(self.results.runs(row, "fold").values()) for row in ROWS}
+        done = {row: list(each.values()) for row in ROWS if (each := self.results.runs(row, "fold"))}
         compared = runs.compare_rows(done, COLUMNS.values(), "contours")
         body = [[row, *cells, 1000 * done[row][0]["metrics"]["border_seconds"]] for row, cells in compared.items()]
         first = done["cuts"][0]

@@ -178,7 +178,7 @@ class Joint:
 
     def summarize(self) -> None:
         """Write the mean over seeds, with paired intervals against contours alone."""
-        done = {row: list(self.results.runs(row, "seed").values()) for row in self.chosen}
+        done = {row: list(each.values()) for row in OBJECTIVES if (each := self.results.runs(row, "seed"))}
         compared = runs.compare_rows(done, COLUMNS.values(), "contours")
         seconds = {row: Measured.of([run["metrics"]["seconds"] for run in each]) for row, each in done.items()}
         body = [[row, *cells, seconds[row]] for row, cells in compared.items()]

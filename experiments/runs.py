@@ -347,6 +347,8 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
 
 def compare_rows(done: Mapping[str, Sequence[Run]], columns: Iterable[str], reference: str) -> dict[str, list[Any]]:
     """Mean scores of each row, and the difference of its coverings to those of a reference."""
+    if reference not in done:
+        raise DataError(f"The row {reference} has no finished run. Run the command without --summary.")
     covering = {row: np.mean([run["metrics"]["covering"] for run in each], 0) for row, each in done.items()}
     rows: dict[str, list[Any]] = {}
     for row, each in done.items():

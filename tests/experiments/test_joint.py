@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from experiments import joint
+from experiments.runs import Results
 from matbackprop import normalized_cut_soft
+from matbackprop.errors import DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.shapes import write_shapes_bsds
 from matbackprop.vision.metrics.boundaries import boundary_map
@@ -40,3 +42,14 @@ def test_the_objective_trains_the_features_of_the_network(config):
 def soft(features, labels):
     cells = torch.nn.functional.adaptive_avg_pool2d(features, labels.shape[-2:])
     return normalized_cut_soft(cells.flatten(2).mT, labels.flatten(1)).mean()
+
+
+def test_finished_rows_are_compared_with_contours(tmp_path, capsys):
+    config = joint.Config(out=tmp_path, rows=("soft",), summary=True)
+    for row, covering in (("soft", [0.6, 0.7]), ("contours", [0.5, 0.6])):
+        with pytest.raises(DataError, match="The row contours has no finished run"):
+            joint.main(config)
+        metrics = {"images": 2, "covering": covering, "scores": dict.fromkeys(joint.COLUMNS.values(), 0.5)}
+        Results(tmp_path).run(row, "seed", 0, {"row": row}, lambda metrics=metrics: metrics)
+    joint.main(config)
+    assert "+0.100 [+0.100, +0.100]" in (tmp_path / "table.md").read_text()
