@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -119,9 +118,9 @@ def step(model: nn.Module, new: dict[str, nn.Parameter], x: Tensor) -> bool:
     return received
 
 
-def examine(full: str, make: Callable[[str], tuple[nn.Module, Tensor]] = build) -> dict[str, str]:
+def examine(full: str) -> dict[str, str]:
     """One row of the table."""
-    plain, x = make(full)
+    plain, x = build(full)
     with torch.no_grad():
         before = logits(plain, x)
     model = copy.deepcopy(plain)

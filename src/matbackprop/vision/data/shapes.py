@@ -47,10 +47,10 @@ class SegmentationSample(NamedTuple):
     segmentations: list[Tensor]
 
 
-def draw_regions(index: int, *, seed: int = 0, size: tuple[int, int] = SIZE) -> RegionsSample:
+def draw_regions(index: int, *, seed: int = 0) -> RegionsSample:
     """Draw an image with one to four objects on a textured background."""
     draw = np.random.default_rng([seed, 1, index])
-    h, w = size
+    size = h, w = SIZE
     image = _texture(draw, size, draw.uniform(0.3, 0.7, 3), amplitude=0.08)
     owner = np.zeros(size, np.int64)
     labels: list[int] = []

@@ -25,9 +25,7 @@ from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 
 
-def export_onnx(
-    model: Segmenter | RegionClassifier, path: str | Path, *, size: tuple[int, int] = (321, 481), opset: int = 18
-) -> Path:
+def export_onnx(model: Segmenter | RegionClassifier, path: str | Path, *, size: tuple[int, int] = (321, 481)) -> Path:
     """Write a trained network as an ONNX file.
 
     Args:
@@ -38,7 +36,6 @@ def export_onnx(
             before the softmax.
         path: target file, ending in ``.onnx``.
         size: input height and width of a segmenter; a classifier has a fixed size.
-        opset: version of the ONNX operator set.
 
     Returns:
         The path. The metadata of the file contain the arguments of the model, the class names, and the mean and
@@ -68,7 +65,7 @@ def export_onnx(
             input_names=list(inputs),
             output_names=[output],
             dynamic_shapes=tuple({0: batch} for _ in inputs),
-            opset_version=opset,
+            opset_version=18,
             dynamo=True,
             verbose=False,
         )

@@ -30,13 +30,13 @@ VIEWS = ("regions", "contours", "heights")
 Pixels = NDArray[np.uint8]
 
 
-def fit_photograph(pixels: Pixels, longest: int = MAX_SIDE) -> Pixels:
-    """Reduce a photograph (h, w, 3) to a longest side of at most ``longest`` pixels."""
+def fit_photograph(pixels: Pixels) -> Pixels:
+    """Reduce a photograph (h, w, 3) to a longest side of at most :data:`MAX_SIDE` pixels."""
     height, width = pixels.shape[:2]
     if min(height, width) < 16:
         raise DataError(f"The photograph has {width}×{height} pixels. Each side needs 16 or more.")
     image = Image.fromarray(pixels)
-    image.thumbnail((longest, longest), Image.Resampling.LANCZOS)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.Resampling.LANCZOS)
     return np.asarray(image)
 
 

@@ -362,13 +362,13 @@ class NCutsConfig:
             )
 
 
-def _paper(variant: str, *, epochs: int = 4, zoom: float = 1.0) -> NCutsConfig:
+def _paper(variant: str, *, zoom: float = 1.0) -> NCutsConfig:
     """Recipe of the paper: J2, 20 channels, one image per batch, learning rate 1e-4, and 1e-3 for new layers.
 
     The paper does not specify optimizer, schedule and epochs. They were chosen by cross-validation on training images.
     """
     return NCutsConfig(
-        engine=EngineConfig(max_epochs=epochs, log_every=20),
+        engine=EngineConfig(max_epochs=4, log_every=20),
         model=NCutsModelConfig(variant=variant, zoom=zoom),  # type: ignore[arg-type]
     )
 
