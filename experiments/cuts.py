@@ -38,7 +38,7 @@ from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.segmentation.hierarchy import merge_graph, watershed_regions
+from matbackprop.vision.segmentation.hierarchy import merge_graph, smooth_contours, watershed_regions
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
 SIGMA = 0.1
@@ -168,7 +168,7 @@ def image_of(name: str, contours: NDArray[np.float32], people: list[NDArray[Any]
         len(graph.areas),
         torch.from_numpy(graph.edges),
         torch.from_numpy(graph.lengths).double(),
-        torch.from_numpy(border_strengths(regions, graph, contours)),
+        torch.from_numpy(border_strengths(regions, graph, smooth_contours(contours))),
         torch.from_numpy(border_strengths(regions, graph, drawn)),
     )
     return Image(name, regions, graph, borders, people)

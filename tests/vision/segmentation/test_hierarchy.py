@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy.ndimage import gaussian_filter
 
 from helpers.label_maps import voronoi
 from matbackprop.errors import ConfigurationError, ShapeError
@@ -15,7 +16,7 @@ from matbackprop.vision.segmentation import (
     region_means,
     watershed_regions,
 )
-from matbackprop.vision.segmentation.hierarchy import SMALL, merge_graph
+from matbackprop.vision.segmentation.hierarchy import SMALL, SMOOTHING, merge_graph
 
 
 def cells(h=24, w=30, count=12, seed=0):
@@ -30,7 +31,7 @@ def plain_merging(regions, contours):
         sums = {}
         for dy, dx in ((0, 1), (1, 0)):
             a, b = label[: len(label) - dy, : label.shape[1] - dx], label[dy:, dx:]
-            v = np.maximum(contours[: len(label) - dy, : label.shape[1] - dx], contours[dy:, dx:])
+            v = np.minimum(contours[: len(label) - dy, : label.shape[1] - dx], contours[dy:, dx:])
             for i, j, x in zip(a[a != b], b[a != b], v[a != b], strict=True):
                 total = sums.setdefault((min(i, j), max(i, j)), [0.0, 0])
                 total[0] += float(x)
@@ -50,7 +51,7 @@ def plain_merging(regions, contours):
 def test_merging_equals_recomputing_every_border(seed):
     regions, contours = cells(seed=seed), np.random.default_rng(seed).random((24, 30)).astype(np.float32)
     tree = merge_contours(regions, contours)
-    merges, heights = plain_merging(regions, contours)
+    merges, heights = plain_merging(regions, gaussian_filter(contours, SMOOTHING))
     assert tree.merges.tolist() == [list(map(int, pair)) for pair in merges]
     np.testing.assert_allclose(tree.heights, heights)
     assert (np.diff(tree.heights) >= 0).all() and tree.count == len(merges) + 1
@@ -124,7 +125,7 @@ def test_graph_against_counting_by_hand():
             if p < 9 and q < 11 and regions[y, x] != regions[p, q]:
                 key = tuple(sorted((int(regions[y, x]), int(regions[p, q]))))
                 counts[key] = counts.get(key, 0) + 1
-                sums[key] = sums.get(key, 0) + max(values[y, x], values[p, q])
+                sums[key] = sums.get(key, 0) + min(values[y, x], values[p, q])
     assert dict(zip(map(tuple, graph.edges.tolist()), graph.lengths.tolist(), strict=True)) == counts
     expected = [sums[tuple(e)] / counts[tuple(e)] for e in graph.edges.tolist()]
     np.testing.assert_allclose(border_strengths(regions, graph, values), expected)
@@ -145,8 +146,8 @@ def test_specks_are_merged_before_large_regions_with_weaker_borders():
     regions[:, 50:] = 1
     regions[20:22, 20:22] = 2  # 4 of 10,000 pixels
     contours = np.zeros((100, 100), np.float32)
-    contours[:, 49:51] = 0.6
-    contours[19:23, 19:23] = 0.9
+    contours[:, 45:55] = 0.6
+    contours[15:27, 15:27] = 0.9
     tree = merge_contours(regions, contours)
     assert tree.merges[0].tolist() == [0, 2] and tree.heights[0] < 0.9 * 4 / 6
     assert tree.heights[1] == pytest.approx(0.6, rel=1e-3)

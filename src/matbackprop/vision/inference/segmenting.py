@@ -41,7 +41,7 @@ GRADIENT_WIDTH = 2.0
 """Standard deviation in pixels of the Gaussian derivatives that replace a network."""
 GRADIENT_SCALE = 8.0
 """Color gradient, in Lab units per pixel, with contour strength 1 − 1/e."""
-GRADIENT_THRESHOLD = 0.4
+GRADIENT_THRESHOLD = 0.38
 """Default threshold without a network."""
 _MAX_CLUSTERS = 1000  # K-means compares every pixel with every cluster
 

@@ -14,9 +14,7 @@ from matbackprop.errors import ShapeError, needs
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
 SMOOTHING = 1.2
-"""Standard deviation in pixels of the Gaussian applied to contours before the watershed.
-
-Chosen on 50 training images of BSDS500."""
+"""Standard deviation in pixels of the Gaussian applied to contours. Chosen on 50 training images of BSDS500."""
 STEPS = 128
 """Number of quantization levels of contour strengths in the watershed; fewer levels give fewer regions."""
 SMALL = 3e-4
@@ -91,23 +89,22 @@ def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
         >>> watershed_regions(contours)[0, [0, 4, 8, 11]].tolist()
         [0, 0, 1, 1]
     """
-    array = _check_contours(contours)
+    smooth = smooth_contours(contours)
     with needs("segmentation needs scikit-image", "'matbackprop[train]'"):
-        from scipy.ndimage import gaussian_filter, label
+        from scipy.ndimage import label
         from skimage.morphology import local_minima
         from skimage.segmentation import watershed
-    smooth = gaussian_filter(array, SMOOTHING)
     seeds, count = label(local_minima(np.round(smooth * STEPS), allow_borders=True))
     if count < 2:
-        return np.zeros(array.shape, np.int32)
+        return np.zeros(smooth.shape, np.int32)
     return watershed(smooth, seeds).astype(np.int32) - 1
 
 
 def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
     """Merge neighboring regions in order of border strength, until one region is left.
 
-    The height of a merge is the mean contour strength along the common border times a/(a + SMALL), where a is the
-    relative area of the smaller region. Small regions are therefore merged early. Heights are replaced by their
+    The height of a merge is the mean smoothed contour strength along the common border times a/(a + SMALL), where a is
+    the relative area of the smaller region. Small regions are therefore merged early. Heights are replaced by their
     cumulative maximum, so that levels are nested.
 
     Args:
@@ -118,14 +115,13 @@ def merge_contours(regions: ArrayLike, contours: ArrayLike) -> Hierarchy:
         :class:`Hierarchy`. Ties are broken by the numbers of the regions.
 
     Example:
-        >>> contours = np.array([[0.0, 0.2, 0.0, 0.9, 0.0]])
-        >>> tree = merge_contours([[0, 0, 1, 1, 2]], contours)
+        >>> contours = np.repeat([0.0, 0.2, 0.0, 0.9, 0.0], 8)[None]
+        >>> tree = merge_contours(np.repeat([0, 1, 2], [12, 16, 12])[None], contours)
         >>> tree.heights.round(2).tolist(), tree.levels([2]).tolist()
         ([0.2, 0.9], [[0, 0, 1]])
     """
     graph = region_graph(regions)
-    strengths = border_strengths(regions, graph, _check_contours(contours))
-    return merge_graph(graph, strengths)
+    return merge_graph(graph, border_strengths(regions, graph, smooth_contours(contours)))
 
 
 def merge_graph(graph: RegionGraph, strengths: NDArray[np.float64]) -> Hierarchy:
@@ -265,10 +261,13 @@ def _joined_at(hierarchy: Hierarchy, edges: NDArray[np.int64]) -> NDArray[np.int
     return out
 
 
-def _check_contours(contours: ArrayLike) -> NDArray[np.float32]:
+def smooth_contours(contours: ArrayLike) -> NDArray[np.float32]:
+    """Smooth contour strengths (h, w) in [0, 1] by :data:`SMOOTHING`."""
+    with needs("segmentation needs SciPy", "'matbackprop[train]'"):
+        from scipy.ndimage import gaussian_filter
     array = np.asarray(contours, dtype=np.float32)
     if array.ndim != 2 or array.size == 0:
         raise ShapeError(f"contours must be a non-empty map (h, w), got {array.shape}.")
     if not (array.min() >= 0 and array.max() <= 1):  # also if NaN
         raise ShapeError("contours must be in [0, 1]. Divide them by their largest possible value.")
-    return array
+    return gaussian_filter(array, SMOOTHING)

@@ -52,13 +52,14 @@ def region_graph(regions: ArrayLike) -> RegionGraph:
 def border_strengths(regions: ArrayLike, graph: RegionGraph, contours: ArrayLike) -> NDArray[np.float64]:
     """Compute the mean contour strength (E,) along the border of each edge of ``graph``.
 
-    The strength of a pixel pair across a border is the larger strength of the two pixels.
+    The strength of a pixel pair across a border is the smaller strength of the two pixels. A strong contour therefore
+    raises the ends of weak borders less.
     """
     r, v = np.asarray(regions), np.asarray(contours, dtype=np.float64)
     if v.shape != r.shape:
         raise ShapeError(f"contours must have the shape of the regions, {r.shape}, got {v.shape}.")
     horizontal, vertical = r[:, :-1] != r[:, 1:], r[:-1] != r[1:]
-    across = [np.maximum(v[:, :-1], v[:, 1:])[horizontal], np.maximum(v[:-1], v[1:])[vertical]]
+    across = [np.minimum(v[:, :-1], v[:, 1:])[horizontal], np.minimum(v[:-1], v[1:])[vertical]]
     return np.bincount(graph.pairs, np.concatenate(across), len(graph.edges)) / graph.lengths
 
 
