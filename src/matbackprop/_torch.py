@@ -47,8 +47,10 @@ def _layers(a: Tensor) -> Iterator[Tensor]:
 
 def is_wrapped(a: Tensor) -> bool:
     """Whether ``a`` wraps another tensor: inside vmap, grad or jvp, or in batched gradients."""
-    functorch = torch._C._functorch
-    return any(functorch.maybe_get_level(t) > -1 or functorch.is_legacy_batchedtensor(t) for t in _layers(a))
+    level = torch._C._functorch.maybe_get_level(a)
+    if level == -1:
+        return torch._C._functorch.is_legacy_batchedtensor(a)
+    return level > -1 or is_wrapped(torch._C._functorch.get_unwrapped(a))
 
 
 def requires_grad_inside(a: Tensor) -> bool:

@@ -315,10 +315,3 @@ def solve_by_products(
         )
     with autocast_off(b.device.type):
         return apply(_ConjugateGradients, matvec, tolerance, max_iterations, b, *params)
-
-
-def conjugate_gradient_solve(
-    matvec: Any, b: Tensor, params: Any, *, tolerance: float, max_iterations: int, precision: Any, check: bool
-) -> Tensor:
-    """Call `solve_by_products`."""
-    return solve_by_products(matvec, b, params, tolerance, max_iterations)

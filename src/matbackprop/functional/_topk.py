@@ -30,7 +30,7 @@ from matbackprop.checks import (
 from matbackprop.errors import DomainError, DtypeError, GaugeWarning, ShapeError, SolverError, SymmetryError, TieError
 from matbackprop.functional._eigh import Eigenpairs, largest_positive
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._linear_solve import conjugate_gradient_solve, pull_back, push_forward
+from matbackprop.functional._linear_solve import pull_back, push_forward, solve_by_products
 from matbackprop.functional._ties import (
     TiePolicy,
     Ties,
@@ -70,15 +70,9 @@ class _Products(NamedTuple):
         if v.shape[0] == v.shape[1]:
             return torch.zeros_like(v)
         h = symmetrize(v.mH @ self.matvec(v, *params))
-        z = conjugate_gradient_solve(
-            partial(_outside, self.matvec),
-            (b - v @ (v.mH @ b)).mT,
-            (v, h, *params),
-            tolerance=self.tolerance,
-            max_iterations=self.max_products,
-            precision=real_dtype(b.dtype),
-            check=False,
-        ).mT
+        right = (b - v @ (v.mH @ b)).mT
+        matvec = partial(_outside, self.matvec)
+        z = solve_by_products(matvec, right, (v, h, *params), self.tolerance, self.max_products).mT
         return z - v @ (v.mH @ z)
 
 
