@@ -355,7 +355,7 @@ class BoundFunction:
     def _difference(self, difference: Callable[..., Tensor], *arguments: Tensor) -> Tensor:
         out = difference(*arguments, *self._params(*arguments))
         if self.function.check_overflow:
-            what = f"A derivative of {self.function.name} at these eigenvalues has no correct digits, or"
+            what = f"A derivative of {self.function.name} at these eigenvalues has too few correct digits, or"
             check_result(out, what, "Scale the matrices, or raise eps.")
         return out
 
