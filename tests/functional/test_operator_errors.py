@@ -14,7 +14,6 @@ from matbackprop.errors import (
     DtypeError,
     NonFiniteError,
     ShapeError,
-    SolverError,
     SymmetryError,
 )
 
@@ -134,9 +133,7 @@ def test_checks_can_be_switched_off():
     assert mb.matrix_log(a, check=False).isnan().any()
     with pytest.raises(DomainError):
         mb.matrix_log(a, check=True)
-    bad = torch.full((3, 3), float("nan"))
-    with pytest.raises((SolverError, torch.linalg.LinAlgError)):
-        mb.matrix_log(bad, check=False)
+    assert mb.matrix_log(torch.full((3, 3), torch.nan), check=False).isnan().all()
 
 
 def test_exponents():
