@@ -236,7 +236,7 @@ def test_weights_equal_repeated_rows_with_fewer_rows_than_features():
     weight = torch.tensor([1.0, 2.0, 1.0, 0.0, 3.0], dtype=torch.float64).requires_grad_()
     value = normalized_cut_soft(f, labels, weight=weight)
     torch.testing.assert_close(value, dense_value("soft", f, labels, weight.detach()))
-    positive = (weight.detach() + 1e-7 * (weight == 0)).requires_grad_()
+    positive = (weight.detach() + 1e-9 * (weight == 0)).requires_grad_()
     (grad,), (near,) = (torch.autograd.grad(normalized_cut_soft(f, labels, weight=w), w) for w in (weight, positive))
     torch.testing.assert_close(grad, near, rtol=1e-5, atol=1e-7)
     inputs = (f.requires_grad_(), (weight.detach() + 0.1).requires_grad_())
