@@ -72,7 +72,7 @@ class Config(ImagesConfig):
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each row."""
     scales: tuple[float, ...] = (0.75, 1.0, 1.4)
-    """Image sizes whose contours are averaged in the multi-scale rows, each also mirrored."""
+    """Image sizes whose contours are averaged in the multi-scale rows. Both rows include mirror images."""
     levels: int = 99
     """Thresholds at which contours and hierarchies are cut."""
 
