@@ -1,7 +1,8 @@
 """Judge every operator on ill-conditioned and invalid matrices: ``python -m benchmarks adversarial_matrices``.
 
 The problems are defined in ``tests/helpers/adversarial.py``. Each is determined by its number; ``--only 1234``
-repeats one. An interrupted run can be resumed. The summary is ``benchmarks/results/adversarial_matrices.json``.
+repeats one. An interrupted run can be resumed. The summary is ``benchmarks/results/adversarial_matrices.json``. With
+``--device cuda`` the mode eager checks values and the mode unchecked is the default of the operators.
 """
 
 from __future__ import annotations
@@ -12,26 +13,26 @@ import os
 import sys
 import warnings
 from collections import Counter
+from functools import partial
 from typing import Any
 
+import torch
+
 from benchmarks.program import options_of, provenance, write_summary
-from benchmarks.speed.measure import processor
 
 BAD = ("needless error", "unclear error", "silently wrong", "crash")
 VERDICTS = ("exact", "undetermined", "clear error", *BAD)
 Record = dict[str, Any]
 
 
-def judged(task: tuple[int, int]) -> Record:
+def judged(task: tuple[int, int], device: str = "cpu") -> Record:
     """Judge one problem; an exception of the judge itself is a separate verdict."""
-    import torch
-
     from helpers import adversarial
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     try:
-        record = adversarial.record(*task)
+        record = adversarial.record(*task, device=device)
     except Exception as error:
         problem, kind = adversarial.make(*task)
         record = {"number": task[1], "operator": problem.row.name, "kind": kind, "mode": problem.mode, "caught": {}}
@@ -40,8 +41,10 @@ def judged(task: tuple[int, int]) -> Record:
     return record | {"verdict": max(record["verdicts"].values(), key=VERDICTS.index)}
 
 
-def summary(records: list[Record], seed: int) -> Record:
+def summary(records: list[Record], seed: int, device: str) -> Record:
     """Counts by operator, kind, mode and dtype, the mutated answers that were noticed, and every failed problem."""
+
+    from benchmarks.speed.measure import processor  # which imports all suites
 
     def counts(rows: list[Record]) -> dict[str, int]:
         found = Counter(r["verdict"] for r in rows)
@@ -55,12 +58,13 @@ def summary(records: list[Record], seed: int) -> Record:
         return f"{found[True]} of {found.total()}"
 
     dtypes = sorted({r["dtype"] for r in records})
+    command = f"python -m benchmarks adversarial_matrices --cases {len(records)} --seed {seed}"
     return {
-        "command": f"python -m benchmarks adversarial_matrices --cases {len(records)} --seed {seed}",
+        "command": command + ("" if device == "cpu" else f" --device {device}"),
         "cases": len(records),
         "verdicts": counts(records),
         **provenance(),
-        "processor": processor(),
+        "processor": processor() if device == "cpu" else torch.cuda.get_device_name(),
         "mutated answers noticed": {dtype: caught([r for r in records if r["dtype"] == dtype]) for dtype in dtypes},
         **{f"{key}s": by(key) for key in ("operator", "kind", "mode", "dtype")},
         "failed": [r for r in records if r["verdict"] in BAD],
@@ -82,22 +86,24 @@ def main() -> int:
     parser = options_of("adversarial_matrices", __doc__)
     parser.add_argument("--cases", type=int, default=20_000, help="number of problems")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--only", type=int, nargs="+", help="judge these problems and print their records")
     options = parser.parse_args()
     if options.only:
         for number in options.only:
-            print(json.dumps(judged((options.seed, number)), indent=2, ensure_ascii=False))
+            print(json.dumps(judged((options.seed, number), options.device), indent=2, ensure_ascii=False))
         return 0
     progress = options.output.with_suffix(f".{options.seed}.jsonl")
     done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}
     tasks = [(options.seed, n) for n in range(options.cases) if n not in done]
     with progress.open("a") as log, multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for record in pool.imap_unordered(judged, tasks, chunksize=20):
+        for record in pool.imap_unordered(partial(judged, device=options.device), tasks, chunksize=20):
             done[record["number"]] = record
             log.write(json.dumps(record, ensure_ascii=False) + "\n")
+            log.flush()
             print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
-    result = summary([done[n] for n in range(options.cases)], options.seed)
+    result = summary([done[n] for n in range(options.cases)], options.seed, options.device)
     write_summary(options.output, result)
     progress.unlink()
     print(f"\n{result['verdicts']}: {options.output}")

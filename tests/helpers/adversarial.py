@@ -163,7 +163,7 @@ class Draw:
         return labels
 
 
-def make(seed: int, number: int, mode: str | None = None) -> tuple[Problem, str]:
+def make(seed: int, number: int, mode: str | None = None, device: str = "cpu") -> tuple[Problem, str]:
     """The problem of a number, and its kind; consecutive numbers cycle through the rows."""
     row = ROWS[number % len(ROWS)]
     kind = KINDS[(number // len(ROWS) + number % len(ROWS)) % len(KINDS)]
@@ -200,12 +200,12 @@ def make(seed: int, number: int, mode: str | None = None) -> tuple[Problem, str]
     chosen = str(rng.choice(MODES, p=[0.45, 0.2, 0.18, 0.155, 0.015]))
     mode = mode or (chosen if row.traced or chosen == "unchecked" else "eager")
     layout = str(rng.choice(["contiguous", "transposed", "beside", "behind"])) if mode in ("eager", "unchecked") else ""
-    return Problem(row, arrays, partners, dtypes, draw.options, mode, layout, rng), kind
+    return Problem(row, arrays, partners, dtypes, draw.options, mode, layout, rng, device), kind
 
 
-def record(seed: int, number: int, mutations: bool = True) -> dict:
+def record(seed: int, number: int, mutations: bool = True, device: str = "cpu") -> dict:
     """Judge the problem of a number."""
-    problem, kind = make(seed, number)
+    problem, kind = make(seed, number, device=device)
     result = judge(problem, mutations)
     return {
         "number": number,

@@ -97,6 +97,7 @@ class Problem:
     mode: str
     layout: str
     rng: np.random.Generator
+    device: str = "cpu"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -160,7 +161,8 @@ class Problem:
         return any(max(64 * ROUNDING, least * tol) * values[0] < x < 16 * tol * values[0] for x in values)
 
     def call(self, *tensors):
-        more = {"check": False} if self.mode == "unchecked" and self.row.checks else {}
+        check = {"cpu": {"unchecked": False}, "cuda": {"eager": True}}[self.device].get(self.mode)
+        more = {} if check is None or not self.row.checks else {"check": check}
         out = self.row.call(*tensors, **self.options, **more)
         out = out if isinstance(out, tuple) else (out,)
         if self.row.composed:  # intermediate results of ``seen`` must not overflow
@@ -211,10 +213,10 @@ def _peak(a: np.ndarray) -> float:
     return float(np.abs(a).max()) if a.size else 0.0
 
 
-def tensor(a: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
+def tensor(a: np.ndarray, dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
     if a.dtype.kind == "i":
-        return torch.from_numpy(a)
-    return torch.from_numpy(np.array(a)).to(dtype.to_complex() if a.dtype.kind == "c" else dtype)
+        return torch.from_numpy(a).to(device)
+    return torch.from_numpy(np.array(a)).to(device, dtype.to_complex() if a.dtype.kind == "c" else dtype)
 
 
 def rounded(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
@@ -309,7 +311,7 @@ def answer(problem: Problem, name: str, moved: list[Motion | None], cotangents: 
     slot = 1 if problem.layout == "behind" else 0
 
     def place(a, partner, dtype):
-        t, other = tensor(a, dtype), tensor(partner, dtype)
+        t, other = tensor(a, dtype, problem.device), tensor(partner, dtype, problem.device)
         if batched:
             return torch.stack([other, t] if slot else [t, other])
         if problem.layout == "transposed" and t.ndim == 2:
@@ -331,7 +333,7 @@ def answer(problem: Problem, name: str, moved: list[Motion | None], cotangents: 
         total = 0
         for g, o in zip(cotangents, outputs(*moving), strict=True):
             o = o[slot] if batched and problem.mode != "vmap" else o
-            total = total + (torch.from_numpy(g).to(o.dtype).conj() * o).real.sum()
+            total = total + (torch.from_numpy(g).to(o).conj() * o).real.sum()
         return total
 
     def gradients(function, *moving):
@@ -390,7 +392,7 @@ def answer(problem: Problem, name: str, moved: list[Motion | None], cotangents: 
                 if slope.requires_grad
                 else [torch.zeros_like(t) for t in x]
             )
-    return [(t[slot] if batched else t).detach() for t in out]
+    return [(t[slot] if batched else t).detach().cpu() for t in out]
 
 
 def numbers(t: torch.Tensor) -> list[float]:
