@@ -2,7 +2,8 @@
 
 The problems are defined in ``tests/helpers/adversarial.py``. Each is determined by its number; ``--only 1234``
 repeats one. An interrupted run can be resumed. The summary is ``benchmarks/results/adversarial_matrices.json``. With
-``--device cuda`` the mode eager checks values and the mode unchecked is the default of the operators.
+``--device cuda`` the mode eager checks values and the mode unchecked is the default of the operators. A process that
+ends or takes more than 90 seconds is a crash of its problem and is replaced.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import json
 import multiprocessing
 import os
 import sys
+import time
 import warnings
 from collections import Counter
-from functools import partial
+from collections.abc import Iterator
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
@@ -23,6 +26,8 @@ from benchmarks.program import options_of, provenance, write_summary
 BAD = ("needless error", "unclear error", "silently wrong", "crash")
 VERDICTS = ("exact", "undetermined", "clear error", *BAD)
 Record = dict[str, Any]
+PATIENCE = 90.0
+"""Seconds after which a problem counts as a crash."""
 
 
 def judged(task: tuple[int, int], device: str = "cpu") -> Record:
@@ -34,17 +39,89 @@ def judged(task: tuple[int, int], device: str = "cpu") -> Record:
     try:
         record = adversarial.record(*task, device=device)
     except Exception as error:
-        problem, kind = adversarial.make(*task)
-        record = {"number": task[1], "operator": problem.row.name, "kind": kind, "mode": problem.mode, "caught": {}}
-        record |= {"dtype": str(problem.dtype).removeprefix("torch."), "verdicts": {"value": "crash"}}
-        record |= {"details": {"value": f"{type(error).__name__}: {error}"}}
+        record = crashed(task, f"{type(error).__name__}: {error}")
     return record | {"verdict": max(record["verdicts"].values(), key=VERDICTS.index)}
+
+
+def crashed(task: tuple[int, int], reason: str) -> Record:
+    from helpers import adversarial
+
+    problem, kind = adversarial.make(*task)
+    record = {"number": task[1], "operator": problem.row.name, "kind": kind, "mode": problem.mode, "caught": {}}
+    record |= {"dtype": str(problem.dtype).removeprefix("torch."), "verdicts": {"value": "crash"}}
+    return record | {"details": {"value": reason}, "verdict": "crash"}
+
+
+def work(connection: Connection, seed: int, device: str) -> None:
+    """Judge the numbers that a connection sends. An error of the device ends the process."""
+    for number in iter(connection.recv, None):
+        record = judged((seed, number), device)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        connection.send(record)
+
+
+class Worker:
+    """A process that judges one problem at a time."""
+
+    def __init__(self, seed: int, device: str):
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=work, args=(theirs, seed, device), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.number, self.since = -1, 0.0
+
+    def give(self, number: int) -> None:
+        self.number, self.since = number, time.monotonic()
+        self.connection.send(number)
+
+
+def judge_all(numbers: list[int], seed: int, device: str, processes: int, seconds: float) -> Iterator[Record]:
+    """The records of problems as they are judged, until the time is over."""
+    until, todo, busy = time.monotonic() + seconds, iter(numbers), dict[Any, Worker]()
+
+    def employ(worker: Worker | None) -> None:
+        number = next(todo, None)
+        if number is not None:
+            worker = worker or Worker(seed, device)
+            worker.give(number)
+            busy[worker.connection] = worker
+
+    for _ in range(processes):
+        employ(None)
+    while busy and time.monotonic() < until:
+        ready = wait(list(busy), timeout=1)
+        late = [c for c, w in busy.items() if c not in ready and time.monotonic() - w.since > PATIENCE]
+        for connection in [*ready, *late]:
+            worker = busy.pop(connection)
+            try:
+                if connection in late:
+                    worker.process.kill()
+                record = worker.connection.recv()
+            except (EOFError, OSError):
+                worker.process.join()
+                reason = f"no result after {PATIENCE:.0f} s" if connection in late else "the process ended"
+                record = crashed((seed, worker.number), f"{reason}, exit code {worker.process.exitcode}")
+                yield record
+                employ(None)
+            else:
+                yield record
+                employ(worker)
+    for worker in busy.values():
+        worker.process.kill()
+
+
+def processor_of(device: str) -> str:
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    from benchmarks.speed.measure import processor  # which imports all suites
+
+    return processor()
 
 
 def summary(records: list[Record], seed: int, device: str) -> Record:
     """Counts by operator, kind, mode and dtype, the mutated answers that were noticed, and every failed problem."""
-
-    from benchmarks.speed.measure import processor  # which imports all suites
 
     def counts(rows: list[Record]) -> dict[str, int]:
         found = Counter(r["verdict"] for r in rows)
@@ -64,7 +141,7 @@ def summary(records: list[Record], seed: int, device: str) -> Record:
         "cases": len(records),
         "verdicts": counts(records),
         **provenance(),
-        "processor": processor() if device == "cpu" else torch.cuda.get_device_name(),
+        "processor": processor_of(device),
         "mutated answers noticed": {dtype: caught([r for r in records if r["dtype"] == dtype]) for dtype in dtypes},
         **{f"{key}s": by(key) for key in ("operator", "kind", "mode", "dtype")},
         "failed": [r for r in records if r["verdict"] in BAD],
@@ -88,6 +165,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--only", type=int, nargs="+", help="judge these problems and print their records")
     options = parser.parse_args()
     if options.only:
@@ -96,15 +174,18 @@ def main() -> int:
         return 0
     progress = options.output.with_suffix(f".{options.seed}.jsonl")
     done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}
-    tasks = [(options.seed, n) for n in range(options.cases) if n not in done]
-    with progress.open("a") as log, multiprocessing.get_context("spawn").Pool(options.processes) as pool:
-        for record in pool.imap_unordered(partial(judged, device=options.device), tasks, chunksize=20):
+    numbers = [n for n in range(options.cases) if n not in done]
+    with progress.open("a") as log:
+        for record in judge_all(numbers, options.seed, options.device, options.processes, options.seconds):
             done[record["number"]] = record
             log.write(json.dumps(record, ensure_ascii=False) + "\n")
             log.flush()
             print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
-    result = summary([done[n] for n in range(options.cases)], options.seed, options.device)
+    result = summary([done[n] for n in sorted(done)], options.seed, options.device)
     write_summary(options.output, result)
-    progress.unlink()
-    print(f"\n{result['verdicts']}: {options.output}")
+    if len(done) >= options.cases:
+        progress.unlink()
+    print(f"\n{table(result)}\n{options.output}")
+    for r in result["failed"]:
+        print(*(r[k] for k in ("number", "operator", "kind", "mode", "dtype", "verdicts", "details")))
     return 1 if result["failed"] else 0

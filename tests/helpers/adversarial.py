@@ -409,7 +409,7 @@ def _seen_pairs(lam, u):
     top = lam.abs().amax(-1, keepdim=True) if lam.shape[-1] else lam
     unit = torch.where(top > 0, top, 1).detach()
     whole = (u * (lam / unit).unsqueeze(-2)) @ u.mH * unit.unsqueeze(-1)
-    return lam, whole, (u * (1 + torch.arange(lam.shape[-1]))) @ u.mH
+    return lam, whole, (u * (1 + torch.arange(lam.shape[-1], device=u.device))) @ u.mH
 
 
 def _leading_pairs(a, problem):
@@ -442,7 +442,7 @@ def _seen_triples(u, s, vh):
     top = s.amax(-1, keepdim=True) if k else s
     unit = torch.where(top > 0, top, 1).detach()
     whole = (u[..., :k] * (s / unit).unsqueeze(-2)) @ vh[..., :k, :] * unit.unsqueeze(-1)
-    return s, whole, (u[..., :k] * (1 + torch.arange(k))) @ vh[..., :k, :]
+    return s, whole, (u[..., :k] * (1 + torch.arange(k, device=u.device))) @ vh[..., :k, :]
 
 
 def _ranked(draw_matrix):
