@@ -217,7 +217,7 @@ class Bsds500:
             (folder / kind).mkdir(parents=True)
         for path in images:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
-            contours = network_contours(model, image[None], scales)[0]
+            contours = network_contours(model, image[None], scales, mirror=True)[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
             drawn = contour_map(*hierarchy_of(contours))
             savemat(folder / "ucm2" / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)

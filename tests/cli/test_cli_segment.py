@@ -92,7 +92,7 @@ def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, caps
         main(Config((tmp_path / "*.gif",)))
     with pytest.raises(ConfigurationError, match="--k must be at least 1, got 0"):
         main(Config((picture,), out=tmp_path / "out", k=0))
-    with pytest.raises(ConfigurationError, match="scales needs a contour network"):
+    with pytest.raises(ConfigurationError, match="scales and mirror need a contour network"):
         main(Config((picture,), out=tmp_path / "out", model="none", scales=(0.5, 1.0)))
     if not torch.cuda.is_available():
         with pytest.raises(ConfigurationError, match="CUDA is not available"):

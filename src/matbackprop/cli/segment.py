@@ -67,7 +67,9 @@ class Config:
     side: int = 512
     """Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined."""
     scales: tuple[float, ...] = (1.0,)
-    """Average contours over these image scales and their mirror images. 0.75 1 1.4 is more accurate and slower."""
+    """Average contours over these image scales. 0.75 1 1.4 is more accurate and slower."""
+    mirror: bool = False
+    """Also average contours over mirror images, which takes the network twice as long."""
     seed: int = 0
     """Seed of K-means; used with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -118,7 +120,7 @@ def main(config: Config) -> dict[str, Any]:
     paths = find_pictures(config.images)
     device = choose_device(config.device)
     model = None if config.model == "none" else load_segmenter(config.model, device.type)
-    ks, formats = check_options(model, config.ks, config.side, config.scales), config.format
+    ks, formats = check_options(model, config.ks, config.side, config.scales, config.mirror), config.format
     if isinstance(model, DeepNCuts):
         formats = tuple(name for name in formats if name not in ("ucm2", "contours"))  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
@@ -133,7 +135,8 @@ def main(config: Config) -> dict[str, Any]:
     else:
         from matbackprop.vision.inference.image_sets import segment_files
 
-        results = segment_files(left, model, save, ks=ks, side=config.side, scales=config.scales)
+        averaged: dict[str, Any] = {"scales": config.scales, "mirror": config.mirror}
+        results = segment_files(left, model, save, ks=ks, side=config.side, **averaged)
     entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
         from matbackprop.vision.inference.export import merge_coco
@@ -180,7 +183,7 @@ def _one_by_one(
 ) -> _Results:
     from matbackprop.vision.inference import segment_frames, segment_photograph
 
-    options: dict[str, Any] = {"side": config.side, "scales": config.scales, "seed": config.seed}
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("side", "scales", "mirror", "seed")}
     for path, stem in jobs:
         try:
             if config.frames is None:

@@ -57,11 +57,11 @@ def test_files_are_segmented_like_single_images_and_bad_ones_are_reported(files,
         assert (actual[3] == expected.labels(3)).mean() > 0.95  # batches may round differently
 
 
-def test_files_are_segmented_at_several_scales_like_single_images(files):
-    model, scales = contour_network(), (0.5, 1.0)
+def test_files_are_segmented_at_several_scales_and_mirrored_like_single_images(files):
+    model, options = contour_network(), {"side": 100, "scales": (0.5, 1.0), "mirror": True}
     path, *_ = files[0]
-    results = dict(segment_files(files[:3], model, keep, side=100, scales=scales, workers=0, batch_size=2))
-    expected = segment_photograph(path, model, side=100, scales=scales)
+    results = dict(segment_files(files[:3], model, keep, **options, workers=0, batch_size=2))
+    expected = segment_photograph(path, model, **options)
     np.testing.assert_allclose(results[path][4], expected.hierarchy.heights, atol=1e-5)
 
 

@@ -76,21 +76,24 @@ def test_contours_of_several_scales_and_mirror_images_are_averaged():
     noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
     model, scales = contour_network(), (0.5, 1.0)
     plain = segment_photograph(noise, model).contours
-    average = segment_photograph(noise, model, scales=scales).contours
+    average = segment_photograph(noise, model, scales=scales, mirror=True).contours
     assert average.shape == plain.shape == (48, 64) and np.abs(average - plain).max() > 1e-3
-    mirrored = segment_photograph(noise[:, ::-1], model, scales=scales).contours
+    mirrored = segment_photograph(noise[:, ::-1], model, scales=scales, mirror=True).contours
     np.testing.assert_allclose(average, mirrored[:, ::-1], atol=1e-3)  # stored in half precision
     image = torch.from_numpy(noise).permute(2, 0, 1)[None]
     with torch.no_grad():
         both = [model.contours(image / 255), model.contours(image.flip(-1) / 255).flip(-1)]
-    np.testing.assert_allclose(network_contours(model, image), torch.stack(both).mean(0), atol=1e-5)
+    np.testing.assert_allclose(network_contours(model, image), both[0], atol=1e-5)
+    np.testing.assert_allclose(network_contours(model, image, mirror=True), torch.stack(both).mean(0), atol=1e-5)
+    with pytest.raises(ConfigurationError, match="mirror need a contour network"):
+        segment_photograph(noise, mirror=True)
 
 
 @pytest.mark.parametrize(
     ("model", "scales", "message"),
     [
-        (None, (0.5, 1.0), "needs a contour network"),
-        (network(), (0.5,), "needs a contour network"),
+        (None, (0.5, 1.0), "need a contour network"),
+        (network(), (0.5,), "need a contour network"),
         (contour_network(), (), "one or several numbers"),
         (contour_network(), (1.0, 0.0), "from 0.25 to 4"),
         (contour_network(), (float("nan"),), "from 0.25 to 4"),

@@ -37,6 +37,7 @@ def segment_files(
     ks: Sequence[int] | None = None,
     side: int,
     scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
     workers: int | None = None,
     batch_size: int | None = None,
 ) -> Iterator[tuple[Path, T | DataError]]:
@@ -51,7 +52,7 @@ def segment_files(
         finish: picklable function of a result and its name, for example to write the result.
         ks: numbers of regions in exports.
         side: maximum length of the longer side; larger images are reduced.
-        scales: image scales over which contours are averaged, as in :func:`~matbackprop.segment`.
+        scales, mirror: images over which contours are averaged, as in :func:`~matbackprop.segment`.
         workers: number of worker processes; 0 for none. None for all cores but one, or for none if there are few
             images.
         batch_size: images per batch; None for 16 on a GPU and 1 on a CPU.
@@ -59,7 +60,7 @@ def segment_files(
     Yields:
         Path and result of ``finish``, or path and error if an image cannot be read.
     """
-    numbers = check_options(model, ks, side, scales)
+    numbers = check_options(model, ks, side, scales, mirror)
     on_gpu = model is not None and next(model.parameters()).is_cuda
     size = batch_size or (16 if on_gpu else 1)
     if workers is None:
@@ -76,7 +77,7 @@ def segment_files(
                 continue
             started = time.perf_counter()
             images = torch.stack([image.small for _, _, image in batch])
-            maps = [None] * len(batch) if model is None else network_contours(model, images, scales)
+            maps = [None] * len(batch) if model is None else network_contours(model, images, scales, mirror)
             each = (time.perf_counter() - started) / len(batch)
             for (path, stem, image), contours in zip(batch, maps, strict=True):
                 done.append((path, pool.submit(_finish, finish, stem, image, contours, threshold, numbers, each)))

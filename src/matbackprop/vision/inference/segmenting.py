@@ -197,6 +197,7 @@ def segment(
     *,
     side: int = WORKING_SIDE,
     scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
     seed: int = 0,
     device: str = "auto",
 ) -> Any:
@@ -212,8 +213,9 @@ def segment(
             uses image gradients as contours.
         ks: numbers of regions or clusters in exports; None for eight default values.
         side: maximum length of the longer side. Larger images are reduced to it, and their borders are then refined.
-        scales: image scales over which contours are averaged; mirror images are always included. ``(0.75, 1, 1.4)`` is
-            more accurate and about three times slower.
+        scales: image scales over which contours are averaged. ``(0.75, 1, 1.4)`` is more accurate and about three times
+            slower.
+        mirror: also average over the mirror image, which takes twice the time of the network.
         seed: seed of K-means.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
@@ -235,7 +237,7 @@ def segment(
     choose_device(device)  # validates the name, also without a network
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
-    options: dict[str, Any] = {"side": side, "scales": scales, "seed": seed}
+    options: dict[str, Any] = {"side": side, "scales": scales, "mirror": mirror, "seed": seed}
     if isinstance(x, (str, Path)):
         paths = find_pictures([x])
         if paths != [Path(x)]:
@@ -262,7 +264,7 @@ def segment_frames(
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
         model, ks, device: as in :func:`segment`.
         every: segment every n-th frame; 1 for all frames.
-        options: ``side``, ``scales`` and ``seed``, as in :func:`segment`.
+        options: ``side``, ``scales``, ``mirror`` and ``seed``, as in :func:`segment`.
 
     Yields:
         :class:`Segments`, named after the file and the frame number, from 0.
@@ -284,11 +286,12 @@ def segment_photograph(
     *,
     side: int = WORKING_SIDE,
     scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
     seed: int = 0,
 ) -> Segments:
     """Segment one image with a loaded model; see :func:`segment`."""
     started = time.perf_counter()
-    ks = check_options(model, ks, side, scales)
+    ks = check_options(model, ks, side, scales, mirror)
     photo = prepare(x, side)
     if isinstance(model, DeepNCuts):
         device = next(model.parameters()).device
@@ -296,7 +299,7 @@ def segment_photograph(
         clusterings = dict(zip(ks, maps.cpu().numpy(), strict=True))
         seconds = time.perf_counter() - started
         return Segments(photo.pixels, ks, True, seconds, clusterings=clusterings, **photo.origin)
-    contours = None if model is None else network_contours(model, photo.small.unsqueeze(0), scales)[0]
+    contours = None if model is None else network_contours(model, photo.small.unsqueeze(0), scales, mirror)[0]
     return divide(photo, contours, threshold_of(model), ks, time.perf_counter() - started)
 
 
@@ -318,15 +321,19 @@ def prepare(x: Any, side: int) -> Prepared:
 
 
 def check_options(
-    model: Segmenter | None, ks: Sequence[int] | None, side: int, scales: Sequence[float] = (1.0,)
+    model: Segmenter | None,
+    ks: Sequence[int] | None,
+    side: int,
+    scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
 ) -> tuple[int, ...]:
     """Check the options of :func:`segment` and return the numbers of regions."""
     if side < 2:
         raise ConfigurationError(f"side must be at least 2 pixels, got {side}.")
     if not scales or not all(0.25 <= scale <= 4 for scale in scales):
         raise ConfigurationError(f"scales must be one or several numbers from 0.25 to 4, got {tuple(scales)}.")
-    if tuple(scales) != (1.0,) and not isinstance(model, ContourNet):
-        raise ConfigurationError("scales needs a contour network. Omit scales, or choose another model.")
+    if (mirror or tuple(scales) != (1.0,)) and not isinstance(model, ContourNet):
+        raise ConfigurationError("scales and mirror need a contour network. Omit them, or choose another model.")
     clusters = isinstance(model, DeepNCuts)
     numbers = tuple((CLUSTER_KS if clusters else LEVELS) if ks is None else check_ks(ks))
     if clusters and max(numbers) > _MAX_CLUSTERS:
@@ -340,17 +347,21 @@ def threshold_of(model: ContourNet | None) -> float:
 
 
 @torch.no_grad()
-def network_contours(model: ContourNet, images: Tensor, scales: Sequence[float] = (1.0,)) -> NDArray[np.float32]:
-    """Compute contours (b, h, w) of uint8 images (b, 3, h, w), averaged over mirror images and scales."""
+def network_contours(
+    model: ContourNet, images: Tensor, scales: Sequence[float] = (1.0,), mirror: bool = False
+) -> NDArray[np.float32]:
+    """Compute contours (b, h, w) of uint8 images (b, 3, h, w), averaged over scales and, optionally, mirror images."""
     images = images.to(next(model.parameters()).device).float() / 255
     size = images.shape[-2:]
     total = images.new_zeros(len(images), *size)
     for scale in scales:
         shape = [max(1, round(n * scale)) for n in size]
         scaled = nnf.interpolate(images, size=shape, mode="bicubic", align_corners=False).clamp(0, 1)
-        both = model.contours(scaled) + model.contours(scaled.flip(-1)).flip(-1)
-        total += nnf.interpolate(both[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
-    return (total / (2 * len(scales))).clamp(max=1).cpu().numpy()
+        maps = model.contours(scaled)
+        if mirror:
+            maps = (maps + model.contours(scaled.flip(-1)).flip(-1)) / 2
+        total += nnf.interpolate(maps[:, None], size=size, mode="bilinear", align_corners=False)[:, 0]
+    return (total / len(scales)).clamp(max=1).cpu().numpy()
 
 
 def gradient_contours(image: NDArray[np.uint8]) -> NDArray[np.float32]:
