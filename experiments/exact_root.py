@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.speed.peers import isqrt
 from experiments import runs
 from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from experiments.table1 import difference, wrong_by_image
@@ -28,7 +29,6 @@ from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, p
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.serve.gradients import isqrt
 
 SIDE, MARGIN, EPS = 224, 0.2, 1e-3
 TAPS = {"efficientnet-lite2": "stage7", "tiny-vit": "layer3"}

@@ -152,6 +152,24 @@ def svd_pool(name: str, eps: float) -> Callable[[Tensor], Tensor]:
     return pool
 
 
+def isqrt(a: Tensor, steps: int = 5) -> Tensor:
+    """Approximate the matrix square root by Newton–Schulz iterations on A/tr A, rescaled by √tr A.
+
+    Y ← Y(3I − ZY)/2, Z ← (3I − ZY)Z/2 from Y = A/tr A, Z = I; Y converges to the square root.
+
+    Reference:
+        Li, Xie, Wang, Gao, "Towards Faster Training of Global Covariance Pooling Networks by Iterative Matrix Square
+        Root Normalization", CVPR 2018, equations 2 to 5.
+    """
+    trace = a.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+    y, z = a / trace, eye.expand_as(a)
+    for _ in range(steps):
+        middle = 0.5 * (3 * eye - z @ y)
+        y, z = y @ middle, middle @ z
+    return y * trace.sqrt()
+
+
 def coupled_newton(a: Tensor, p: int, eps: float, steps: int = 100, tolerance: float = 1e-6) -> Tensor:
     """Inverse p-th root of A + ελ_max I by the coupled Newton iteration, as Shampoo's implementations write it.
 

@@ -8,7 +8,6 @@ from benchmarks.speed import peers
 from benchmarks.speed.suites import SUITES
 from benchmarks.speed.suites.segmentation import scene
 from matbackprop import inverse_root, second_order_pool
-from matbackprop.vision.serve.gradients import isqrt
 
 CPU = torch.device("cpu")
 
@@ -33,7 +32,7 @@ def test_every_case_has_a_peer(suite):
 def test_newton_iterations_converge_to_the_roots():
     x = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     a = x @ x.mT
-    root = isqrt(a, steps=20)
+    root = peers.isqrt(a, steps=20)
     torch.testing.assert_close(root @ root, a, rtol=1e-8, atol=1e-8)
     root = peers.coupled_newton(a, 4, 1e-3, tolerance=1e-12)
     torch.testing.assert_close(root, inverse_root(a, 4, eps=1e-3, relative=True), rtol=1e-8, atol=1e-8)

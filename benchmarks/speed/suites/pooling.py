@@ -12,7 +12,6 @@ from torch import Tensor
 from benchmarks.speed import peers
 from benchmarks.speed.suites.entry import Entry, Scale, captured
 from matbackprop.functional._second_order_pool import second_order_pool
-from matbackprop.vision.serve.gradients import isqrt
 
 Factory = Callable[[], Callable[[Tensor], Tensor]]
 
@@ -50,8 +49,8 @@ def pool_methods(name: str) -> dict[str, Factory]:
     for method, factory in peers.MATRIX_FUNCTIONS.items():
         methods[method] = partial(_pool_with, factory, name)
     if name == "sqrt":
-        methods[_ISQRT] = lambda: peers.pool_with(isqrt, EPS)
-        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(isqrt, EPS))
+        methods[_ISQRT] = lambda: peers.pool_with(peers.isqrt, EPS)
+        methods[_TF32] = lambda: peers.in_tf32(peers.pool_with(peers.isqrt, EPS))
     return methods
 
 

@@ -75,7 +75,7 @@ COMMANDS: dict[str, Command] = {
     "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
-    "serve": Command("matbackprop.cli.serve", "Serve a page: segment photographs, explore gradients.", extra="serve"),
+    "serve": Command("matbackprop.cli.serve", "Serve a local web page to segment photographs.", extra="serve"),
     "doctor": Command("matbackprop.cli.doctor", "Report the installation and check the gradients.", parse="parse"),
     "data check": Command(_DATA, "Verify a data set and name each bad file.", "Check", "check"),
     "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),

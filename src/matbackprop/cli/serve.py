@@ -18,7 +18,7 @@ log = logging.getLogger("matbackprop")
 
 @dataclass
 class Config:
-    """Serve a local web page to segment photographs, edit and export regions, and explore gradients."""
+    """Serve a local web page to segment photographs, edit and export regions."""
 
     model: str = "box"
     (

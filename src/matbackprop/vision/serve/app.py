@@ -1,4 +1,4 @@
-"""Web page to view, edit, name and export regions of photographs, and to explore gradients.
+"""Web page to view, edit, name and export regions of photographs.
 
 No data are sent to other servers. Uploaded files are stored in one folder. :mod:`matbackprop.vision.serve.server`
 limits their size and age, and the caller removes the folder.
@@ -25,7 +25,6 @@ from PIL import Image
 from matbackprop.errors import needs
 from matbackprop.vision.data.pictures import read_picture
 from matbackprop.vision.serve.analysis import VIEWS, Analysis, Pixels, fit_photograph, sample_photographs
-from matbackprop.vision.serve.gradients import DTYPES, FUNCTIONS, SPECTRA, TIE, explore
 
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # must be set before importing Gradio
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
@@ -70,11 +69,6 @@ _PASTE = """() => document.addEventListener("paste", (event) => {
   input.dispatchEvent(new Event("change", { bubbles: true }));
 })"""
 _DOWNLOAD = """() => setTimeout(() => document.querySelector("#archive").click(), 200)"""
-_GRADIENTS = """
-Backpropagation through an eigendecomposition divides by the gap of two eigenvalues. **With four dead channels, which
-have equal eigenvalues, autograd through `eigh` returns NaN and the other formulas have an error of 72 %; matbackprop is
-exact.** The slider changes the gap of two other eigenvalues. The reference has 50 digits.
-"""
 
 
 class Photograph(NamedTuple):
@@ -123,12 +117,8 @@ def build(analyze: Analyze, folder: Path, *, about: str = "", classify: Classify
     os.environ["GRADIO_TEMP_DIR"] = str(folder)
     with gr.Blocks(title="matbackprop", analytics_enabled=False) as page:
         gr.Markdown(_TITLE, elem_id="title")
-        with gr.Tabs():
-            with gr.Tab("Photographs"):
-                _photographs(page, _Events(analyze, folder, classify))
-                gr.Markdown(about, elem_id="about", visible=bool(about))
-            with gr.Tab("Gradients") as tab:
-                _gradients(tab)
+        _photographs(page, _Events(analyze, folder, classify))
+        gr.Markdown(about, elem_id="about", visible=bool(about))
         page.load(None, js=_PASTE)
     page.queue(max_size=MAX_WAITING)
     page.state_session_capacity = MAX_VISITORS
@@ -294,24 +284,3 @@ def _tools(events: _Events, state: gr.State, stage: gr.HTML, view: gr.Radio) -> 
     inputs = [state, action, name, view]
     stage.select(events.click, inputs, [state, stage, guesses], trigger_mode="multiple", **_QUICK)
     write.click(events.export, [state, kind], archive, **_PRIVATE).then(None, js=_DOWNLOAD)
-
-
-def _gradients(tab: gr.Tab) -> None:
-    lock = threading.Lock()  # matplotlib settings are global
-
-    def update(spectrum: str, exponent: float, function: str, dtype: str) -> tuple[str, str]:
-        with lock:
-            return explore(spectrum, int(exponent), function, dtype)
-
-    gr.Markdown(_GRADIENTS)
-    with gr.Row():
-        spectrum = gr.Radio(list(SPECTRA), value="four dead channels", label="The other six eigenvalues", scale=4)
-        function = gr.Radio(list(FUNCTIONS), value=FUNCTIONS[0], label="g", scale=1, min_width=120)
-        dtype = gr.Radio(list(DTYPES), value="float64", label="Precision", scale=1, min_width=230)
-    label = f"Relative gap of the pair: exponent of ten ({TIE}: equal eigenvalues)"
-    gap = gr.Slider(TIE, 0, value=-8, step=1, elem_id="gap", label=label)
-    choices: list[Any] = [spectrum, gap, function, dtype]
-    outputs = [gr.Markdown(elem_id="sentence"), gr.HTML(elem_id="explored")]
-    tab.select(update, choices, outputs, queue=False, **_PRIVATE)
-    for control in choices:
-        control.input(update, choices, outputs, trigger_mode="always_last", **_QUICK)
