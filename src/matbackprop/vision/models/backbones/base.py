@@ -22,6 +22,13 @@ def normalize(image: Tensor) -> Tensor:
     return torch.cat([(channel - mean) / std for channel, mean, std in parts], -3)
 
 
+def fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a convolution without bias and the batch normalization after it."""
+    assert norm.running_var is not None and norm.running_mean is not None
+    scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
+    return convolution.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
+
+
 def start_randomly(network: nn.Module) -> None:
     """Initialize all convolutions with Kaiming initialization for ReLU."""
     for module in network.modules():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, start_randomly
+from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, fold, start_randomly
 
 __all__ = ["EfficientNetLite2"]
 
@@ -22,9 +22,7 @@ class _Convolution(nn.Conv2d):
     """
 
     def forward(self, x: Tensor, norm: nn.BatchNorm2d) -> Tensor:  # type: ignore[override]
-        assert norm.running_var is not None and norm.running_mean is not None
-        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-        weight, bias = self.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale
+        weight, bias = fold(self, norm)
         kernel, stride = self.kernel_size[0], self.stride[0]
         before = (kernel - stride) // 2
         if stride == 1:  # symmetric

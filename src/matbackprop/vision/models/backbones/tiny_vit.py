@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, start_randomly
+from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, fold, start_randomly
 
 __all__ = ["TinyViT"]
 
@@ -17,13 +17,15 @@ NECK = 256
 
 
 class _Convolution(nn.Module):
+    """Convolution fused with batch normalization, whose statistics are fixed."""
+
     def __init__(self, inputs: int, outputs: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
         super().__init__()
         self.c = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
         self.bn = nn.BatchNorm2d(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.c(x))
+        return nnf.conv2d(x, *fold(self.c, self.bn), self.c.stride, self.c.padding, groups=self.c.groups)  # type: ignore[arg-type]
 
 
 class _Inverted(nn.Module):
@@ -74,7 +76,8 @@ class _Attention(nn.Module):
         rows, columns = x.shape[-2] // k, x.shape[-1] // k
         cells = x.view(b, c, rows, k, columns, k).permute(0, 2, 4, 3, 5, 1).reshape(-1, k * k, c)
         q, key, v = self.qkv(self.norm(cells)).view(len(cells), k * k, self.heads, -1).transpose(1, 2).chunk(3, -1)
-        mixed = nnf.scaled_dot_product_attention(q, key, v, attn_mask=self.attention_biases[:, self.index])
+        biases = self.attention_biases[None, :, self.index]  # in four dimensions, for the fast kernels
+        mixed = nnf.scaled_dot_product_attention(q, key, v, attn_mask=biases)
         cells = self.proj(mixed.transpose(1, 2).reshape(len(cells), k * k, c))
         x = cells.view(b, rows, columns, k, k, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, rows * k, columns * k)
         return x[..., :h, :w]
