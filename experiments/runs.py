@@ -51,7 +51,7 @@ NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints"
 WORK = Path("runs")
 """Folder of trained models, predictions and logs, which are not published."""
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp"}
-READABLE = IMAGES | {".mat", ".seg", ".json", ".npy", ".npz"}
+READABLE = IMAGES | {".mat", ".json", ".npy", ".npz"}
 
 Run = dict[str, Any]
 

@@ -36,7 +36,6 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from helpers.seg_files import write_seg
 from matbackprop.cli import main
 from matbackprop.errors import DataError
 from matbackprop.vision.configuration import merge
@@ -321,7 +320,6 @@ def _label_files(folder: Path) -> None:
         (folder / part).mkdir()
         cell[0, 0], cell[0, 1] = {"Segmentation": labels + 1}, {"Segmentation": labels.T.reshape(20, 30)}
         savemat(folder / part / "one.mat", {"groundTruth": cell}, do_compression=True)
-        write_seg(folder / part / "two.seg", labels)
         Image.fromarray(labels).save(folder / part / "three.png")
         np.savez_compressed(folder / part / "four.npz", labels=np.stack([labels, labels]), ks=np.array([3, 3]))
         np.save(folder / part / "five.npy", labels.astype(np.int32))

@@ -42,7 +42,7 @@ def check(config: Check) -> dict[str, Any]:
     }
 
 
-_FOLDERS = {"bsds500": "BSDS500", "bsds300": "BSDS300", "coco": "coco"}
+_FOLDERS = {"bsds500": "BSDS500", "coco": "coco"}
 _BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")} | {"mobile-sam": "tiny-vit"}
 
 
@@ -55,7 +55,7 @@ class Download:
     """
 
     what: Annotated[
-        Literal["bsds500", "bsds300", "coco", "alexnet", "vgg16", "efficientnet-lite2", "mobile-sam"],
+        Literal["bsds500", "coco", "alexnet", "vgg16", "efficientnet-lite2", "mobile-sam"],
         tyro.conf.Positional,
     ]
     """Data set or weights."""

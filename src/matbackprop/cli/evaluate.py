@@ -42,7 +42,7 @@ class _Options:
 class Config(_Options):
     """Score segmentations against human maps: covering, Rand index, variation of information, boundaries, objects.
 
-    Both folders contain .mat (variables segs, groundTruth or ucm2), .seg, .png, .npz or .npy files, named after the
+    Both folders contain .mat (variables segs, groundTruth or ucm2), .png, .npz or .npy files, named after the
     image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 

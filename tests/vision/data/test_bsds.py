@@ -6,7 +6,6 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from helpers.seg_files import write_seg
 from matbackprop.errors import DataError
 from matbackprop.vision.data.bsds import BSDS, labels_to_grid, tuning_split
 from matbackprop.vision.data.check import check_dataset
@@ -43,8 +42,8 @@ def bsds500(tmp_path):
 
 def test_bsds500_layout_and_splits(bsds500):
     assert BSDS(bsds500, "train").ids == ["100", "20", "3"]
-    assert BSDS(bsds500 / "data", "bsds300-train").ids == ["100", "20", "3"]
-    assert BSDS(bsds500, "bsds300-test").ids == BSDS(bsds500, "val").ids == ["7"]
+    assert BSDS(bsds500 / "data", "train").ids == ["100", "20", "3"]
+    assert BSDS(bsds500, "val").ids == ["7"]
     assert BSDS(bsds500, "test").ids == ["8"]
     sample = BSDS(bsds500, "train")[1]
     assert sample.id == "20" and sample.image.dtype == torch.uint8
@@ -58,23 +57,6 @@ def test_ids_choose_and_order(bsds500):
     assert [sample.id for sample in BSDS(bsds500, "train", ids=["3", "100"])] == ["3", "100"]
     with pytest.raises(DataError, match=r"\(999\) are not among the 3 images of split 'train'"):
         BSDS(bsds500, "train", ids=["999"])
-
-
-def test_bsds300_layout(tmp_path):
-    for split, name in (("train", "12003"), ("test", "3096")):
-        (tmp_path / "images" / split).mkdir(parents=True)
-        Image.fromarray(picture()).save(tmp_path / f"images/{split}/{name}.jpg")
-        for user in ("1105", "1123"):
-            (tmp_path / "human/color" / user).mkdir(parents=True, exist_ok=True)
-            write_seg(tmp_path / f"human/color/{user}/{name}.seg", quarters(0))
-    (tmp_path / "human/gray/1105").mkdir(parents=True)
-    write_seg(tmp_path / "human/gray/1105/12003.seg", quarters(0))
-    data = BSDS(tmp_path, "bsds300-test")
-    assert data.ids == ["3096"] == BSDS(tmp_path, "test").ids
-    assert len(BSDS(tmp_path, "train")[0].segmentations) == 2  # annotators of color images only
-    np.testing.assert_array_equal(data[0].segmentations[1], quarters(0))
-    with pytest.raises(DataError, match="Available splits: test, train"):
-        BSDS(tmp_path, "val")
 
 
 def test_user_images_with_label_pictures(tmp_path):
@@ -127,7 +109,7 @@ def test_missing_folders(tmp_path, bsds500):
 
 @pytest.mark.data
 def test_the_real_data_set(data_root):
-    train, test = BSDS(data_root / "BSDS500", "bsds300-train"), BSDS(data_root, "bsds300-test")
+    train, test = BSDS(data_root / "BSDS500", "train"), BSDS(data_root, "val")
     assert len(train) == 200 and len(test) == 100 and not set(train.ids) & set(test.ids)
     rest, held = tuning_split(train.ids)
     assert len(rest) == 160 and len(held) == 40

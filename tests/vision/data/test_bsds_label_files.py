@@ -5,35 +5,15 @@ import pytest
 from PIL import Image
 from scipy.io import loadmat, savemat
 
-from helpers.seg_files import write_seg
 from matbackprop.errors import DataError
 from matbackprop.vision.data import label_files, pictures
 from matbackprop.vision.data.label_files import (
     index_label_files,
     read_label_maps,
-    read_seg,
     ucm_to_segmentations,
 )
 
 LABELS = np.array([[1, 1, 2, 2], [1, 3, 3, 2], [4, 4, 3, 2]], dtype=np.uint16)
-
-SEG = """format ascii cr
-date Thu Apr 05 15:30:19 2001
-image 12003
-user 1107
-width 4
-height 3
-segments 3
-gray 0
-invert 0
-flipflop 0
-data
-0 0 0 1
-1 0 2 3
-0 1 0 0
-2 1 1 3
-2 2 0 3
-"""
 
 
 def cells(maps):
@@ -117,36 +97,8 @@ def test_npz_and_npy(tmp_path):
     assert len(read_label_maps(tmp_path / "b.npy")) == 2
 
 
-def test_seg_by_hand_and_round_trip(tmp_path):
-    (tmp_path / "a.seg").write_text(SEG)
-    np.testing.assert_array_equal(read_seg(tmp_path / "a.seg"), [[0, 0, 1, 1], [0, 2, 2, 2], [2, 2, 2, 2]])
-    labels = np.random.default_rng(0).integers(0, 5, (13, 17))
-    write_seg(tmp_path / "b.seg", labels)
-    np.testing.assert_array_equal(read_label_maps(tmp_path / "b.seg")[0], labels)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "match"),
-    [
-        ("data\n", "", "12 pixels have no label"),
-        ("width 4\n", "", "probably damaged .KeyError: 'width'"),
-        ("segments 3", "segments three", "probably damaged .*three"),
-        ("2 2 0 3\n", "", "4 pixels have no label"),
-        ("2 2 0 3\n", "2 2 0 9\n", "is outside 3 segments"),
-        ("2 2 0 3\n", "7 2 0 3\n", "is outside 3 segments"),
-        ("2 1 1 3\n", "2 1 0 3\n", "1 several"),
-        ("2 2 0 3\n", "2 2 0\n", "probably damaged .*reshape"),
-        ("2 2 0 3\n", "2 2 x 3\n", "probably damaged"),
-    ],
-)
-def test_corrupt_seg(tmp_path, old, new, match):
-    (tmp_path / "a.seg").write_text(SEG.replace(old, new))
-    with pytest.raises(DataError, match=match):
-        read_label_maps(tmp_path / "a.seg")
-
-
 def test_corrupt_and_wrong_files(tmp_path):
-    for name in ("a.mat", "a.png", "a.npz", "a.npy", "a.seg"):
+    for name in ("a.mat", "a.png", "a.npz", "a.npy"):
         (tmp_path / name).write_bytes(b"MATLAB 5.0 nonsense \x00\x01\x02" * 20)
         with pytest.raises(DataError, match=name):
             read_label_maps(tmp_path / name)
@@ -192,11 +144,10 @@ def test_decompression_bombs_are_not_decompressed(tmp_path, monkeypatch):
     np.savez_compressed(tmp_path / "many.npz", many)
     np.savez_compressed(tmp_path / "fine.npz", fine)
     Image.fromarray(many).save(tmp_path / "many.png")
-    (tmp_path / "many.seg").write_text(SEG.replace("width 4", "width 4000000"))
     assert (tmp_path / "many.mat").stat().st_size < 2000
     np.save(tmp_path / "many.npy", many)
     np.save(tmp_path / "fine.npy", fine)
-    for kind in ("mat", "npz", "npy", "png", "seg"):
+    for kind in ("mat", "npz", "npy", "png"):
         with pytest.raises(DataError, match=rf"many\.{kind} .*(decompresses to more than|has .*pixels|has .*bytes)"):
             read_label_maps(tmp_path / f"many.{kind}")
     for kind in ("mat", "npz", "npy"):
@@ -228,13 +179,13 @@ def touch(folder, *names):
 
 def test_index_groups_files_by_image(tmp_path):
     touch(
-        tmp_path, "a_1.png", "a_2.png", "a_10.png", "b.png", "u1/c.seg", "u2/c.seg", "d_001.png", "e_1.mat", "notes.txt"
+        tmp_path, "a_1.png", "a_2.png", "a_10.png", "b.png", "u1/c.png", "u2/c.png", "d_001.png", "e_1.mat", "notes.txt"
     )
     actual = index_label_files(tmp_path)
     assert {name: [path.name for path in paths] for name, paths in actual.items()} == {
         "a": ["a_1.png", "a_2.png", "a_10.png"],
         "b": ["b.png"],
-        "c": ["c.seg", "c.seg"],
+        "c": ["c.png", "c.png"],
         "d_001": ["d_001.png"],
         "e_1": ["e_1.mat"],
     }

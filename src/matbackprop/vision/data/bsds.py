@@ -19,9 +19,6 @@ from matbackprop.vision.data.pictures import find_pictures, read_picture
 from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
 
-# The splits of BSDS300 as folders of BSDS500.
-_PARTS = {"bsds300-train": "train", "bsds300-test": "val"}
-
 
 @dataclass
 class BSDSSample:
@@ -36,25 +33,22 @@ class BSDSSample:
 
 
 class BSDS(Dataset[BSDSSample]):
-    """Images with human segmentations in the layout of BSDS500 or BSDS300.
+    """Images with human segmentations in the layout of BSDS500.
 
-    BSDS500 and custom data: ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``. Maps can
-    also be ``<id>.png``, ``<id>.npz``, or ``<id>_1.png``, ``<id>_2.png`` … for several annotators.
-    BSDS300: ``images/{train,test}/<id>.jpg`` and ``human/color/<annotator>/<id>.seg``.
-    The splits ``"bsds300-train"`` and ``"bsds300-test"`` are available in both layouts. In BSDS500 they are ``train``
-    and ``val``.
+    Files are ``[data/]images/<split>/<id>.jpg`` and ``[data/]groundTruth/<split>/<id>.mat``. Maps can also be
+    ``<id>.png``, ``<id>.npz``, or ``<id>_1.png``, ``<id>_2.png`` … for several annotators. The training and test images
+    of BSDS300 are the splits ``train`` and ``val``.
 
     Args:
         root: folder that contains ``images`` (or ``data/images``, or ``BSDS500/data/images``).
-        split: ``"train"``, ``"val"``, ``"test"``, ``"bsds300-train"``, ``"bsds300-test"`` or the name of
-            another folder.
+        split: ``"train"``, ``"val"``, ``"test"`` or the name of another folder.
         ids: names of the images to use, in this order; by default all images of the split.
 
     Raises:
         DataError: a folder is missing, images have no human map, or images in ``ids`` are missing. Corrupted files and
             maps whose size differs from the image raise this error when they are read.
 
-    Reference: Martin, Fowlkes, Tal, Malik, ICCV 2001 (BSDS300); Arbelaez, Maire, Fowlkes, Malik, PAMI 2011 (BSDS500).
+    Reference: Arbelaez, Maire, Fowlkes, Malik, PAMI 2011.
     """
 
     def __init__(self, root: str | Path, split: str = "train", *, ids: Sequence[str] | None = None) -> None:
@@ -109,7 +103,7 @@ class SplitFiles(NamedTuple):
 def find_root(root: str | Path) -> Path:
     """Return the folder that contains ``images``: ``root`` or one of its known subfolders."""
     root = Path(root)
-    for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500", root / "BSDS300"):
+    for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500"):
         if (candidate / "images").is_dir():
             return candidate
     raise DataError(
@@ -122,9 +116,7 @@ def find_split(root: Path, split: str) -> SplitFiles:
 
     Images without a human map and duplicate names are problems; the first of several duplicates is kept.
     """
-    bsds300 = (root / "human").is_dir() and not (root / "groundTruth").is_dir()
-    part = ({"bsds300-train": "train", "bsds300-test": "test"} if bsds300 else _PARTS).get(split, split)
-    folder = root / "images" / part
+    folder = root / "images" / split
     if not folder.is_dir():
         others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
         raise DataError(
@@ -136,9 +128,7 @@ def find_split(root: Path, split: str) -> SplitFiles:
         first = images.setdefault(path.stem, path)
         if first is not path:
             problems.append(Problem(first, f"has the same name as {path}. Keep one"))
-    truth_folder = root / "groundTruth" / part
-    if bsds300:
-        truth_folder = root / "human" / "color" if (root / "human" / "color").is_dir() else root / "human"
+    truth_folder = root / "groundTruth" / split
     truth = index_label_files(truth_folder, names=images)
     problems += [
         Problem(path, f"has no human map {name}.png, {name}_1.png or {name}.mat in {truth_folder}")

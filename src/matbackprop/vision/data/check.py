@@ -39,8 +39,7 @@ def find_layout(root: str | Path) -> str:
         raise DataError(f"{root} is not a folder. Pass the folder of a data set in the layout of BSDS or COCO.")
     if list((root / "annotations").glob("instances_*.json")):
         return "coco"
-    bases = (root, root / "data", root / "BSDS500" / "data")
-    if any((base / name).is_dir() for base in bases for name in ("groundTruth", "human")):
+    if any((base / "groundTruth").is_dir() for base in (root, root / "data", root / "BSDS500" / "data")):
         return "bsds"
     raise DataError(
         f"{root} is not a data set. Layout for segmentation, with SPLIT train and val: images/SPLIT/NAME.jpg and label "
@@ -60,7 +59,7 @@ def _read_all(read: Callable[[Any], Any], items: list[Any], title: str) -> Itera
 
 
 def check_bsds(root: Path) -> CheckResult:
-    """Read all images and human maps of a folder in the layout of BSDS500 or BSDS300.
+    """Read all images and human maps of a folder in the layout of BSDS500.
 
     Unreadable files, images without maps, maps without images, and maps of the wrong size are reported as problems.
     """

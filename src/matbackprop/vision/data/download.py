@@ -26,15 +26,11 @@ class Archive(NamedTuple):
 
 _CHUNK = 1 << 20  # bytes
 _COCO = "http://images.cocodataset.org"
-_BERKELEY = "www2.eecs.berkeley.edu/Research/Projects/CS/vision"
+_BERKELEY = "http://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping"
 
 DATASETS: dict[str, tuple[Archive, ...]] = {
     "bsds500": (
-        Archive(f"http://{_BERKELEY}/grouping/BSR/BSR_bsds500.tgz", "BSR/BSDS500/data", "data"),
-    ),
-    "bsds300": (
-        Archive(f"https://{_BERKELEY}/bsds/BSDS300-images.tgz", "BSDS300/images", "images"),
-        Archive(f"https://{_BERKELEY}/bsds/BSDS300-human.tgz", "BSDS300/human", "human"),
+        Archive(f"{_BERKELEY}/BSR/BSR_bsds500.tgz", "BSR/BSDS500/data", "data"),
     ),
     "coco": (
         Archive(f"{_COCO}/zips/train2017.zip", "train2017", "images/train2017", "cced6f7f71b7629ddf16f17bbcfab6b2"),

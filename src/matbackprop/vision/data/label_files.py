@@ -1,4 +1,4 @@
-"""Read label maps from .mat, .seg, .png, .npz and .npy files. Sizes are checked before decoding."""
+"""Read label maps from .mat, .png, .npz and .npy files. Sizes are checked before decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from matbackprop.vision.data.pictures import open_picture
 from matbackprop.vision.files import read_bytes, shorten
 from matbackprop.vision.metrics.regions import as_label_map
 
-LABEL_SUFFIXES = (".mat", ".seg", ".png", ".npz", ".npy")
+LABEL_SUFFIXES = (".mat", ".png", ".npz", ".npy")
 """File formats of :func:`read_label_maps`."""
 MAX_BYTES = 1 << 28
 """Maximum size of a file, also after decompression."""
@@ -38,7 +38,6 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
 
     - ``.mat`` (version 5 to 7): a cell array ``segs`` of segmentations, a cell array ``groundTruth`` of human maps, an
       ultrametric contour map ``ucm2`` (double size), or else every two-dimensional integer array.
-    - ``.seg``: one human map of BSDS300.
     - ``.png``: one map. Labels are gray values (1 to 16 bits), palette indices, or the colors of a color image.
       Contours and photographs are rejected.
     - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including files written by
@@ -60,8 +59,6 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
         match path.suffix.lower():
             case ".mat":
                 maps = _read_mat(path, thresholds)
-            case ".seg":
-                maps = [read_seg(path)]
             case ".png":
                 maps = [_read_png(path)]
             case ".npz":
@@ -302,39 +299,13 @@ def _natural(name: str) -> list[tuple[bool, int | str]]:
     return [(part.isdigit(), int(part) if part.isdigit() else part) for part in re.split(r"(\d+)", name) if part]
 
 
-def read_seg(path: str | Path) -> NDArray[np.int64]:
-    """Read a human map of BSDS300.
-
-    The header has lines such as ``width 481``, ``height 321`` and ``segments 12`` and ends with ``data``. Each further
-    line is ``segment row first last``: the pixels first … last (inclusive, from 0) of a row belong to a segment.
-    """
-    path = Path(path)
-    head, _, body = read_bytes(path, 1 << 24).decode("ascii").partition("\ndata")
-    fields = dict(line.split(maxsplit=1) for line in head.splitlines() if " " in line)
-    width, height, segments = (int(fields[name]) for name in ("width", "height", "segments"))
-    _check_pixels(path, height, width)
-    runs = np.array(body.split(), np.int64).reshape(-1, 4)
-    if ((runs < 0) | (runs >= [segments, height, width, width])).any() or (runs[:, 2] > runs[:, 3]).any():
-        raise DataError(f"{path}: a run is outside {segments} segments of {height}×{width} pixels.")
-    labels = np.full((height, width), -1, dtype=np.int64)
-    for segment, row, first, last in runs.tolist():
-        labels[row, first : last + 1] = segment
-    unlabeled, covered = int((labels < 0).sum()), int((runs[:, 3] - runs[:, 2] + 1).sum())
-    if unlabeled or covered != labels.size:
-        several = covered + unlabeled - labels.size
-        raise DataError(
-            f"{path}: {unlabeled} pixels have no label and {several} several. The file is probably damaged."
-        )
-    return labels
-
-
 def index_label_files(
     folder: str | Path, *, names: Collection[str] = (), numbered: bool = True
 ) -> dict[str, list[Path]]:
     """Group the label files in a folder and its subfolders by image, sorted by name.
 
     The image name is the file name without suffix, and without ``-ucm2`` of contour maps. Files of the same name in
-    several subfolders (one per annotator, as in BSDS300) belong to one image. So do files ``name_1.png``,
+    several subfolders (one per annotator) belong to one image. So do files ``name_1.png``,
     ``name_2.png`` … if ``numbered`` is true, unless their name is in ``names``.
     """
     folder = Path(folder)
