@@ -53,7 +53,7 @@ def crashed(task: tuple[int, int], reason: str) -> Record:
 
 
 def work(connection: Connection, seed: int, device: str) -> None:
-    """Judge the numbers that a connection sends. An error of the device ends the process."""
+    """Judge the numbers that a connection sends, until None. An error of the device ends the process."""
     for number in iter(connection.recv, None):
         record = judged((seed, number), device)
         if device == "cuda":
@@ -87,6 +87,8 @@ def judge_all(numbers: list[int], seed: int, device: str, processes: int, second
             worker = worker or Worker(seed, device)
             worker.give(number)
             busy[worker.connection] = worker
+        elif worker is not None:
+            worker.connection.send(None)
 
     for _ in range(processes):
         employ(None)
