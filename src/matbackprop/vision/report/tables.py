@@ -1,11 +1,10 @@
-"""Tables for the terminal, Markdown and HTML."""
+"""Tables for the terminal and Markdown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Literal, SupportsFloat
 
 Cell = str | SupportsFloat | None
@@ -62,7 +61,7 @@ class Table:
         ]
 
     def _texts(self, escape: Callable[[str], str], bold: str) -> list[tuple[str, ...]]:
-        """Return the escaped texts of all rows. ``bold`` is a template for the best numbers, such as ``<b>{}</b>``."""
+        """Return the escaped texts of all rows. ``bold`` is a template for the best numbers, such as ``**{}**``."""
         columns = []
         for name, cells in zip(self.columns, self._columns(), strict=True):
             known = [number for cell in cells if (number := _number(cell)) is not None and not math.isnan(number)]
@@ -78,20 +77,6 @@ class Table:
         lines = [f"**{self.title}**", ""] if self.title else []
         lines += [f"| {' | '.join(cells)} |" for cells in (head, rule, *self._texts(_escape_pipes, "**{}**"))]
         return "\n".join([*lines, "", self.note] if self.note else lines)
-
-    def html(self) -> str:
-        """Return the table as an escaped HTML ``<table>``."""
-        kinds = [" class=num" if right else "" for right in self._right_aligned()]
-
-        def row_of(tag: str, cells: Iterable[str]) -> str:
-            parts = (f"<{tag}{kind}>{cell}</{tag}>" for kind, cell in zip(kinds, cells, strict=True))
-            return f"<tr>{''.join(parts)}</tr>"
-
-        head = row_of("th", map(escape, self.columns))
-        body = "".join(row_of("td", cells) for cells in self._texts(escape, "<b>{}</b>"))
-        caption = f"<caption>{escape(self.title)}</caption>" if self.title else ""
-        note = f'<p class="note">{escape(self.note)}</p>' if self.note else ""
-        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{note}"
 
     def show(self) -> None:
         """Print the table to the terminal."""
