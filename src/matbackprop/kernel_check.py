@@ -53,6 +53,10 @@ def _singular(x: Tensor) -> Tensor:
     return torch.cat([(u * s.unsqueeze(-2)) @ vh / 1e6, (u.mT @ u)[..., :k, :k], (vh @ vh.mT)[..., :k, :k]], -2)
 
 
+def _polar(x: Tensor) -> Tensor:
+    return torch.cat(tuple(mb.polar(x)), -2)
+
+
 def _log(x: Tensor) -> Tensor:
     return mb.matrix_log(x @ x.mT + torch.eye(x.shape[-2], dtype=x.dtype, device=x.device))
 
@@ -69,6 +73,7 @@ CASES = [
     Case("svd.cu", _rebuilt_svd, (3, 20, 8)),
     Case("svd.cu", _rebuilt_svd, (3, 8, 20), torch.float64),
     Case("svd_tiny.cu", _rebuilt_svd, (50, 3, 3)),
+    Case("polar_tiny.cu", _polar, (50, 4, 3)),
     Case("separate.cu", _singular, (2, 90, 80), torch.float64, gradient=False),
     Case("pool.cu", mb.second_order_pool, (4, 10, 30)),
     Case("pool.cu", mb.second_order_pool, (4, 30, 10)),

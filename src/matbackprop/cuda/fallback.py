@@ -32,17 +32,20 @@ def kernels_may_take(*tensors: Tensor, capability: tuple[int, int] = (1, 0)) -> 
 
 
 class _Job(Protocol):
-    """A function of features F by kernels and its fallback, as a NamedTuple of the other arguments."""
+    """A function of features F by kernels and its fallback, as a NamedTuple of the other arguments.
+
+    The value is a tensor or a pair.
+    """
 
     def __iter__(self) -> Iterator[Any]: ...
-    def forward(self, f: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]: ...  # the value, and factors for the gradient
-    def gradient(self, g: Tensor, f: Tensor, *factors: Tensor) -> Tensor: ...  # dL/dF for the gradient G of the value
-    def general(self, f: Tensor) -> Tensor: ...  # the value in torch operations, differentiable in every mode
+    def forward(self, f: Tensor) -> tuple[Any, tuple[Tensor, ...]]: ...  # the value, and factors for the gradient
+    def gradient(self, *args: Any, **kwargs: Any) -> Tensor: ...  # dL/dF for dL/d(value), F and the factors
+    def general(self, f: Tensor) -> Any: ...  # the value in torch operations, differentiable in every mode
 
 
 class _ByKernels(Function):
     @staticmethod
-    def forward(ctx: Any, f: Tensor, job: _Job) -> Tensor:
+    def forward(ctx: Any, f: Tensor, job: _Job) -> Any:
         value, factors = job.forward(f)
         ctx.job, ctx.factors = job, len(factors)
         # Tensors of the job are saved, so that autograd detects in-place changes.
@@ -50,18 +53,18 @@ class _ByKernels(Function):
         return value
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None]:
+    def backward(ctx: Any, *g: Tensor) -> tuple[Tensor | None, None]:
         f, *saved = ctx.saved_tensors
         if torch.is_grad_enabled():  # double backward
             return torch.autograd.grad(ctx.job.general(f), f, g, create_graph=True)[0], None
-        if kernels_may_take(f, g):
-            return ctx.job.gradient(g.contiguous(), f, *saved[: ctx.factors]), None
+        if kernels_may_take(f, *g):
+            return ctx.job.gradient(*(x.contiguous() for x in g), f, *saved[: ctx.factors]), None
         with torch.enable_grad():  # a batch of gradients
             x = f.detach().requires_grad_()
             return torch.autograd.grad(ctx.job.general(x), x, g)[0], None
 
 
-def call_kernels(f: Tensor, job: _Job) -> Tensor:
+def call_kernels(f: Tensor, job: _Job) -> Any:
     """Run a job on F, for which :func:`kernels_may_take` holds.
 
     Inside a ``torch.func`` transformation of another tensor, in which F is a constant, the fallback runs, because such

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from matbackprop._torch import is_differentiated
 from matbackprop.checks import check_size, prepare, raise_or_nan
+from matbackprop.cuda import polar as kernels
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
@@ -120,12 +121,34 @@ def _variation(saved: _Saved, e: Tensor) -> Tensor:
     return out
 
 
-def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
-    """Q of A ``(*batch, m, n)``, m ≥ n, a rotation if requested.
+def _factors(
+    a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`orthogonal_factor`, and P if a kernel has computed it."""
+    n = a.shape[-1]
+    tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, n))
+    fault = (
+        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use different "
+        f"data, or add a multiple of the expected matrix."
+    )
+    if kernels.takes(a):
+        unchecked = None if check_values is None else False
 
-    If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
-    the dtype whose precision the data have. For a rotation Q = W diag(1, …, ±1) Vᵀ, and the last eigenvalue of P is ±σ.
-    """
+        def fallback(a: Tensor) -> tuple[Tensor, Tensor]:
+            q = _orthogonal_factor(a, rotation, carried, unchecked, tol, fault)
+            half = product(0.5 * q.mH, a)
+            return q, half + half.mH
+
+        q, p = kernels.polar(a, rotation, -1.0 if check_values is None else tol, fallback)
+        if check_values:
+            raise_or_nan(q.detach().isnan().any(-1).any(-1), q, True, DomainError, fault)
+        return q, p
+    return _orthogonal_factor(a, rotation, carried, check_values, tol, fault), None
+
+
+def _orthogonal_factor(
+    a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, tol: float, fault: str
+) -> Tensor:
     w, s, vh = batched_svd(a.detach(), fine=is_double(carried))
     if rotation and s.shape[-1]:
         last = torch.arange(s.shape[-1], device=s.device) == s.shape[-1] - 1
@@ -135,13 +158,17 @@ def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_val
     if check_values is None or s.numel() == 0:
         return out
     least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
-    tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, s.shape[-1]))
     bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
-    fault = (
-        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use different "
-        f"data, or add a multiple of the expected matrix."
-    )
     return raise_or_nan(bad, out, check_values, DomainError, fault)
+
+
+def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
+    """Q of A ``(*batch, m, n)``, m ≥ n, a rotation if requested.
+
+    If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
+    the dtype whose precision the data have. For a rotation Q = W diag(1, …, ±1) Vᵀ, and the last eigenvalue of P is ±σ.
+    """
+    return _factors(a, rotation, carried, check_values, what)[0]
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:
@@ -179,14 +206,17 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     Reference:
         Higham, Functions of Matrices (2008), chapter 8.
     """
-    unit, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale")
+    unit, check_values, _, factors = prepare(a, "a", check, precision, sizes="rescale")
     if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives have products of it
         check_size(a, unit.dtype, "a", "sums")
     with autocast_off(a.device.type):
         x = a.to(unit.dtype)
+        p = None
         if a.shape[-2] >= a.shape[-1]:
-            q = orthogonal_factor(unit, False, a.dtype, check_values, "polar decomposition")
+            q, p = _factors(unit, False, a.dtype, check_values, "polar decomposition")
         else:
             q = orthogonal_factor(unit.mH, False, a.dtype, check_values, "polar decomposition").mH.resolve_conj()
-        half = product(0.5 * q.mH, x)  # its symmetric part is in range if P is
-        return PolarFactors(q.to(a.dtype), (half + half.mH).to(a.dtype))
+        if p is None or factors is not None:
+            half = product(0.5 * q.mH, x)  # its symmetric part is in range if P is
+            p = half + half.mH
+        return PolarFactors(q.to(a.dtype), p.to(a.dtype))

@@ -1,0 +1,63 @@
+"""Polar decompositions of matrices of at most 16 entries: one kernel forward and one backward (``polar_tiny.cu``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.fallback import call_kernels, kernels_may_take
+from matbackprop.refinement import NOISE, ORTHOGONAL
+
+_MAX_ENTRIES = 16  # of a matrix that a single thread holds
+_THREADS = 128
+SOURCE = Source("polar_tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
+
+Pair = tuple[Tensor, Tensor]
+
+
+def takes(a: Tensor) -> bool:
+    """Return whether the kernels decompose matrices ``(*batch, m, n)``: float64, m ≥ n, at most 16 entries."""
+    m, n = a.shape[-2:]
+    return a.dtype == torch.float64 and m >= n and m * n <= _MAX_ENTRIES and kernels_may_take(a)
+
+
+def _launch(name: str, a: Tensor, kernels: Module | None, *arguments: Tensor | float) -> None:
+    m, n = a.shape[-2:]
+    count = a.numel() // (m * n)
+    kernels = kernels or SOURCE.on(a.get_device(), K=n, L=m)
+    given = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
+    kernels.launch(name, (-(-count // _THREADS),), _THREADS, 0, (*given, count))
+
+
+class Polar(NamedTuple):
+    """Q and P of A = QP. NaN if Q is not unique, unless ``tolerance`` is negative."""
+
+    rotation: bool  # whether det Q = 1, with the last eigenvalue of P negative if det A is
+    tolerance: float  # fraction of the largest singular value up to which a sum that divides counts as zero
+    fallback: Callable[[Tensor], Pair]
+    kernels: Module | None = None
+
+    def forward(self, a: Tensor) -> tuple[Pair, tuple[Tensor]]:
+        m, n = a.shape[-2:]
+        q, p = torch.empty_like(a), a.new_empty(*a.shape[:-2], n, n)
+        factors = a.new_empty(n * (m + n + 1), a.numel() // (m * n))
+        _launch("polar_tiny", a, self.kernels, a, q, p, factors, self.tolerance, int(self.rotation))
+        return (q, p), (factors,)
+
+    def gradient(self, g_q: Tensor, g_p: Tensor, a: Tensor, factors: Tensor) -> Tensor:
+        out = torch.empty_like(a)
+        _launch("polar_tiny_adjoint", a, self.kernels, factors, g_q, g_p, out)
+        return out
+
+    def general(self, a: Tensor) -> Pair:
+        return self.fallback(a)
+
+
+def polar(a: Tensor, rotation: bool, tolerance: float, fallback: Callable[[Tensor], Pair]) -> Pair:
+    """Q and P of matrices for which :func:`takes` holds; the fallback computes them in torch operations."""
+    pair: Pair = call_kernels(a.contiguous(), Polar(rotation, tolerance, fallback))
+    return pair
