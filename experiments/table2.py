@@ -276,7 +276,7 @@ class Table2:
         root = self.config.data.folder()
         tasks = [(name, maps, root, self.config.split, self.config.boundary) for name, maps in labels.items()]
         with self.config.pool() as pool:
-            scores = sorted(pool.map(_score, tasks, 2), key=lambda s: s.id)
+            scores = sorted(pool.map(_score, tasks), key=lambda s: s.id)
         return {
             "scores": summarize(scores),
             "regions": float(np.mean([[m.max() + 1 for m in maps] for maps in labels.values()])),

@@ -1,5 +1,6 @@
 """Worker processes: unaffected by Ctrl-C, terminated with their parent, clear errors if they die."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -26,7 +27,7 @@ def end_by(signum):
 def test_interrupts_do_not_reach_workers_while_they_start_or_run():
     with Workers(2) as pool:
         first = pool.submit(os.getpid)
-        (worker,) = pool._processes()
+        (worker,) = multiprocessing.active_children()
         for _ in range(2):
             for signum in (signal.SIGINT, signal.SIGHUP):
                 send(signum, worker.pid)
@@ -69,7 +70,7 @@ def test_a_map_keeps_the_order_and_submits_few_items_ahead(count):
             yield -i
 
     with Workers(count) as pool:
-        results = pool.map(abs, items(), chunk=3)
+        results = pool.map(abs, items())
         assert [next(results) for _ in range(5)] == [0, 1, 2, 3, 4]
         assert len(taken) < 50
         assert list(results) == list(range(5, 100))

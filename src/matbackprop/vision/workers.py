@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from itertools import islice
 from typing import ParamSpec, TypeVar
 
 from matbackprop.errors import WorkerError
@@ -29,12 +28,10 @@ class Workers:
     """
 
     def __init__(self, count: int = 0) -> None:
-        self.count = count
-        self._pool: ProcessPoolExecutor | None = None
-        if count > 1:
-            # Forking is unsafe once torch has started threads.
-            context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin)
+        self.count = count if count > 1 else 0
+        # Forking is unsafe once torch has started threads.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin) if self.count else None
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Schedule a call of a picklable function. Without processes, the call runs immediately."""
@@ -45,18 +42,9 @@ class Workers:
         done.set_result(function(*args, **kwargs))
         return done
 
-    def map(self, function: Callable[[Item], T], items: Iterable[Item], chunk: int = 1) -> Iterator[T]:
-        """Apply a picklable function to every item in order, ``chunk`` items per call, reading few items ahead."""
-        if self._pool is None:
-            yield from map(function, items)
-            return
-        source = iter(items)
-        parts = iter(lambda: list(islice(source, chunk)), [])
-        for results in read_ahead(lambda part: self.submit(_apply, function, part), parts, 4 * self.count):
-            yield from results
-
-    def _processes(self) -> list[multiprocessing.process.BaseProcess]:
-        return [*(getattr(self._pool, "_processes", None) or {}).values()]
+    def map(self, function: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
+        """Apply a picklable function to every item in order, reading few items ahead."""
+        return read_ahead(lambda item: self.submit(function, item), items, 8 * self.count or 1)
 
     def __enter__(self) -> Workers:
         return self
@@ -64,15 +52,12 @@ class Workers:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._pool is None:
             return
-        processes = self._processes()
+        processes = [*(getattr(self._pool, "_processes", None) or {}).values()]
         broken = isinstance(error, BrokenProcessPool)
-        try:
-            if kind is None or broken:
-                self._pool.shutdown()
-        finally:
-            for process in processes:  # running calls after an exception or an interrupt
+        if kind is not None and not broken:
+            for process in processes:  # also ends running calls
                 process.kill()
-            self._pool.shutdown()
+        self._pool.shutdown()
         if broken:
             raise WorkerError(_reason([process.exitcode for process in processes])) from error
 
@@ -126,11 +111,7 @@ def _exit_with_parent() -> None:
     os._exit(1)
 
 
-def _apply(function: Callable[[Item], T], items: Iterable[Item]) -> list[T]:
-    return [function(item) for item in items]
-
-
-def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: int = 0, chunk: int = 1) -> Iterator[T]:
+def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: int = 0) -> Iterator[T]:
     """Apply a function to every item in order, in ``workers`` processes; see :meth:`Workers.map`.
 
     Example:
@@ -138,4 +119,4 @@ def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: 
         [2, 1]
     """
     with Workers(min(workers, len(items))) as pool:
-        yield from pool.map(function, items, chunk)
+        yield from pool.map(function, items)

@@ -146,7 +146,7 @@ def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
 
 def _crop_all(images: list[ImageRegions], side: int, margin: float) -> Iterator[_CroppedImage]:
     tasks = [(entry, side, margin) for entry in images]
-    return parallel_map(_crop_image, tasks, processors() if len(tasks) >= 32 else 0, chunk=8)
+    return parallel_map(_crop_image, tasks, processors() if len(tasks) >= 32 else 0)
 
 
 def cache_regions(

@@ -42,7 +42,7 @@ def main(config: DemoConfig) -> dict[str, Any]:
     photographs = config.run / "photographs.png"
     _segment_photographs(photographs)
     results = {"error": _validated(regions, "val/error"), "objective": _validated(cuts, "val/objective")}
-    rows = [
+    rows: list[list[Any]] = [
         ["Classification of regions through second-order pooling", "error (%)", *results["error"].values()],
         ["Segmentation by trained normalized cuts", "objective", *results["objective"].values()],
     ]
