@@ -363,7 +363,7 @@ def _trained(recipe: str) -> Path:
     os.environ["MATBACKPROP_CACHE"] = str(folder / "cache")
     short = {"o2p": "--data.generate 6 --data.batch-size 6", "ncuts": "--data.generate 4"}[recipe]
     words = (
-        f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard --profile {short} --run @/run"
+        f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard {short} --run @/run"
     )
     code = run_in_child(command(words), folder, seconds=600, memory=1 << 33)
     assert code.code == 0, code.said

@@ -89,8 +89,6 @@ class EngineConfig:
     """Minimum seconds between checkpoints at the end of epochs. The last checkpoint is always written."""
     guard_every: Count = 16
     """Batches between checks for NaN and Inf on a GPU. On the CPU, every step is checked."""
-    profile: bool = False
-    """Profile 20 steps with torch.profiler: print operators by time and write a trace for Perfetto."""
     tensorboard: bool = True
     """Write TensorBoard curves in addition to metrics.jsonl."""
     progress: bool = True
@@ -409,16 +407,25 @@ NCUTS_PRESETS = {
 
 @configuration
 class ContourDataConfig(SegmentedDataConfig):
-    """Random crops of images. In the final split, the threshold is chosen on ``val``."""
+    """Random crops of images."""
 
+    split: Literal["tuning", "final", "train+val"] = "tuning"  # type: ignore[assignment]
+    (
+        "tuning: hold out every fifth training image for validation. final: train on all training images, and choose "
+        "the threshold on val. train+val: train on both, and keep the threshold of the configuration."
+    )
     batch_size: Count = 8
     """Crops per training batch and device."""
     crop: Annotated[int, Field(ge=32, le=4096)] = 256
     """Side of a crop in pixels."""
     scale: tuple[Scale, Scale] = (0.75, 1.5)
     """Range of the random scale of the image before cropping."""
+    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
+    """Maximum angle of the random rotation in degrees."""
     jitter: Fraction = 0.2
     """Standard deviation of the random gain of each color channel."""
+    agreement: NonNegative = 0.0
+    """Distance in pixels up to which borders of several annotators count as the same border."""
     predicted: tuple[Path, Path] | None = None
     (
         "Train also on photographs without annotations: their folder, and a folder with their contours, written by "
@@ -438,6 +445,10 @@ class ContourTrainConfig:
     """Learning rate of the backbone."""
     freeze: str | None = None
     """Freeze the backbone up to this map."""
+    certain: Fraction = 0.3
+    """Borders drawn by a smaller fraction of annotators are ignored."""
+    soft: bool = False
+    """Train on the fraction of annotators instead of 1."""
     decay: Rate = 1e-2
     """Weight decay."""
     side_weight: NonNegative = 0.4

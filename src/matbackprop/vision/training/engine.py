@@ -172,7 +172,6 @@ class _Training:
 
                 purge = self.step + 1 if self.step else None
                 self.tensorboard = SummaryWriter(str(run.tensorboard), purge_step=purge)
-        self.profiler = self._start_profiler() if engine.profile and self.first else None
         self.progress = Progress("Training", self.steps, self.step, quiet=not (self.first and engine.progress))
 
     def _set_up(self) -> None:
@@ -194,20 +193,6 @@ class _Training:
         if state is not None:
             self._restore(state)
 
-    def _start_profiler(self) -> torch.profiler.profile:
-        """Profile up to 20 steps: write a trace for Perfetto and print the operators by time."""
-        path, order = str(self.run_folder.profile_path), f"self_{self.device.type}_time_total"
-
-        def finish(profiler: torch.profiler.profile) -> None:
-            profiler.export_chrome_trace(path)
-            print(profiler.key_averages().table(sort_by=order, row_limit=25, max_name_column_width=40))
-            print(f"Trace for https://ui.perfetto.dev: {path}")
-
-        schedule = torch.profiler.schedule(wait=0, warmup=min(5, self.steps - 1), active=20, repeat=1)
-        profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=finish)
-        profiler.start()
-        return profiler
-
     def run(self) -> None:
         """Train to the end."""
         engine, started = self.engine, time.perf_counter()
@@ -226,8 +211,6 @@ class _Training:
                 self.progress.close()
                 if self.tensorboard is not None:
                     self.tensorboard.close()
-                if self.profiler is not None:
-                    self.profiler.stop()
             if self.first:
                 self._write_summary(time.perf_counter() - started)
                 log.info("Done after %d steps: %s", self.step, self.run_folder.path)
@@ -271,8 +254,6 @@ class _Training:
             system.step = self.step
             if complete:
                 self.progress.advance(note=f"epoch {self.epoch + 1} of {engine.max_epochs}{self._note}")
-                if self.profiler is not None:
-                    self.profiler.step()
                 if not last:
                     self._stop_if_signaled()
                     if engine.checkpoint_every_steps and self.step % engine.checkpoint_every_steps == 0:
@@ -367,13 +348,6 @@ class _Training:
             raise self._error(f"The loss or its gradient is not finite at {self._unchecked[min(bad)][0]}")
         self._unchecked.clear()
 
-    @torch.no_grad()
-    def _check_weights(self) -> None:
-        weights = [p for p in self.system.parameters() if p.is_floating_point() and p.numel()]
-        finite = not weights or bool(torch.isfinite(torch.nn.utils.get_total_norm(weights)))
-        if not all(gather(finite)):
-            raise self._error(f"A weight is not finite at step {self.step}")
-
     def _error(self, problem: str) -> NonFiniteError:
         last = f"The last good checkpoint is {self._last}." if self._last.exists() else "No checkpoint yet."
         return NonFiniteError(f"{problem}. {last} Use a smaller learning rate, --gradient-clip, or a larger eps.")
@@ -386,7 +360,9 @@ class _Training:
     def _save(self) -> None:
         """Save the best weights if they changed, then the state. All processes must call this method."""
         self._check_finite()
-        self._check_weights()
+        weights = [p.detach() for p in self.system.parameters() if p.is_floating_point() and p.numel()]
+        if not all(gather(not weights or bool(torch.isfinite(torch.nn.utils.get_total_norm(weights))))):
+            raise self._error(f"A weight is not finite at step {self.step}")
         if not self.engine.checkpoints:
             return
         process = {"random": random_state(), "means": dict(self.system.means.sums)}
@@ -415,11 +391,6 @@ class _Training:
             self._restore_optimizer(state)
             self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
             self.best_score, self.best_step = state["best_score"], state["best_step"]
-            counts = (self.epoch, self.batch, self.step, self.best_step)
-            if not all(type(count) is int and count >= 0 for count in counts):
-                raise TypeError("a count is not a natural number")
-            if not isinstance(self.best_score, (float, int, type(None))):
-                raise TypeError("best_score is not a number")
             then, now = len(state["processes"]), self.fabric.world_size
             if then == now:
                 process = state["processes"][self.fabric.global_rank]

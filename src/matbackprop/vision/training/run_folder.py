@@ -10,7 +10,6 @@
 ``figures/``            figures
 ``predictions/``        predictions on the validation data
 ``model/``              the trained model
-``profile.json``        the trace of ``--profile``
 ``summary.json``        the final numbers
 ``report.html``         the report
 ======================  =======================================================================
@@ -40,7 +39,7 @@ _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_cl
 _FIX = "Remove it, or restore a copy."
 _Number = Annotated[float, Field(gt=-1e300, lt=1e300)]  # can be drawn
 _LINE = TypeAdapter(dict[str, int | _Number | None])
-_FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "profile.json", "summary.json", "report.html")
+_FILES = ("config.json", "versions.json", "log.txt", "metrics.jsonl", "summary.json", "report.html")
 _FOLDERS = ("checkpoints", "figures", "predictions", "tensorboard", "model")
 
 
@@ -63,7 +62,6 @@ class RunFolder:
         self.summary_path = self.path / "summary.json"
         self.log_path = self.path / "log.txt"
         self.report_path = self.path / "report.html"
-        self.profile_path = self.path / "profile.json"
         self.checkpoints = self.path / "checkpoints"
         self.figures = self.path / "figures"
         self.predictions = self.path / "predictions"
