@@ -32,10 +32,8 @@ from experiments.runs import ImagesConfig, Measured, Results, Run
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
-from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.label_files import index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
-from matbackprop.vision.files import atomic_folder
 from matbackprop.vision.inference.drawing import draw_boundaries
 from matbackprop.vision.inference.loading import load_segmenter, model_folder
 from matbackprop.vision.inference.segmenting import network_contours, threshold_of
@@ -65,8 +63,8 @@ class Config(ImagesConfig):
     """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
     rows: tuple[str, ...] = ("tiny-vit",)
     """Presets of the recipe contours to train."""
-    model: str | None = None
-    """Saved contour network to score instead of training: box, a folder or a run folder."""
+    model: tuple[str, ...] = ()
+    """Saved contour networks, one per seed, to score instead of training: box, folders or run folders."""
     images: Literal["test", "val"] = "test"
     """test: train on train and val, score test. val: train on train, score val."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -77,9 +75,9 @@ class Config(ImagesConfig):
     """Thresholds at which contours and hierarchies are cut."""
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        """The training splits."""
-        return ("train", "val") if self.images == "test" else ("train",)
+    def split(self) -> str:
+        """The training images."""
+        return "train+val" if self.images == "test" else "final"
 
 
 SAVED = "saved"
@@ -153,7 +151,7 @@ class Bsds500:
 
     def train(self) -> None:
         """Train every row and seed, export and score; then score people."""
-        for seed in self.config.seeds if self.config.model is None else (0,):
+        for seed in range(len(self.config.model)) if self.config.model else self.config.seeds:
             for row in self.chosen:
                 network = cache(lambda row=row, seed=seed: self.model(row, seed))  # trained if a part is missing
                 for scales in dict.fromkeys(((1.0,), self.config.scales)):
@@ -172,26 +170,25 @@ class Bsds500:
     def recipe(self, row: str, seed: int) -> Any:
         """The training configuration of a row and a seed."""
         config = self.config
-        root = join_splits(config.data.folder(), config.splits, config.data.cache or default_cache_folder())
         engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
         engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
-        data = {"root": str(root), "generate": 0, "split": "final", "limit": config.data.limit}
+        data = {"root": str(config.root), "generate": 0, "split": config.split, "limit": config.data.limit}
         return merge(RECIPES["contours"].preset(row), {"engine": engine, "data": data, **config.overrides()})
 
     def data_hash(self) -> str:
         """Hash of the training and the scored images."""
-        return runs.data_hash(self.config.data.folder(), tuple(sorted({*self.config.splits, self.config.images})))
+        return runs.data_hash(self.config.data.folder(), tuple(sorted({"train", "val", self.config.images})))
 
     def provenance(self, row: str, seed: int, scales: Sequence[float]) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
         config = self.config
         configuration: dict[str, Any] = {"images": config.images, "scales": scales, "levels": config.levels}
         if config.model:
-            saved = model_folder(config.model) / "model.safetensors"
+            saved = model_folder(config.model[seed]) / "model.safetensors"
             weights = hashlib.sha256(saved.read_bytes()).hexdigest()[:16]
         else:
             recipe = self.recipe(row, seed)
-            configuration |= {"training": runs.settings(recipe), "trained on": config.splits}
+            configuration["training"] = runs.settings(recipe)
             weights = runs.weights_hash(recipe.model.backbone, recipe.model.weights)
         data = self.data_hash()
         return {"configuration": configuration, "data": data, "weights": weights, "device": config.device}
@@ -199,9 +196,10 @@ class Bsds500:
     def model(self, row: str, seed: int) -> ContourNet:
         """Train, export, and load the exported network; or load the saved one."""
         if self.config.model:
-            saved = load_segmenter(self.config.model, self.config.device)
+            saved = load_segmenter(self.config.model[seed], self.config.device)
             if not isinstance(saved, ContourNet):
-                raise ConfigurationError(f"{self.config.model} is not a contour network. Pass one of 'train contours'.")
+                message = "is not a contour network. Pass one of 'train contours'."
+                raise ConfigurationError(f"{self.config.model[seed]} {message}")
             return saved.eval()
         run = run_recipe(RECIPES["contours"], self.recipe(row, seed), preset=row)
         return ContourNet.from_pretrained(run.path / "model").eval().to(self.config.device)
@@ -211,6 +209,8 @@ class Bsds500:
         config, root = self.config, self.config.root
         images = find_pictures([root / "images" / config.images])[: config.data.limit]
         truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
+        if not truth:
+            raise DataError(f"{root} has no human map of {config.images}. Add them to groundTruth/{config.images}.")
         folder, model = self.work(row, seed) / f"{config.images}-{name}", network()
         for kind in ("contours", "ucm2"):
             shutil.rmtree(folder / kind, ignore_errors=True)
@@ -219,15 +219,11 @@ class Bsds500:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
             contours = network_contours(model, image[None], scales, mirror=True)[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
-            drawn = contour_map(*hierarchy_of(contours))
-            savemat(folder / "ucm2" / f"{path.stem}.mat", {"ucm2": drawn}, do_compression=True)
-        tasks = [(path.stem, folder, truth[path.stem]) for path in images if path.stem in truth]
-        if not tasks:
-            raise DataError(f"{root} has no human map of {config.images}. The maps are in {folder}.")
+        tasks = [(path.stem, folder, truth.get(path.stem, [])) for path in images]
         with config.pool() as pool:
             threshold = threshold_of(model)
-            scored = list(pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks))
-        scores, counts, views = [s for s, _, _ in scored], [c for _, c, _ in scored], [v for _, _, v in scored]
+            scored = pool.map(partial(_score, levels=config.levels, threshold=threshold), tasks)
+            scores, counts, views = zip(*filter(None, scored), strict=True)
         curve = boundary_curve(counts)
         contour_scores = {name.replace("boundary", "contours"): v for name, v in boundary_scores(counts).items()}
         summary = summarize(scores) | contour_scores
@@ -283,9 +279,8 @@ class Bsds500:
                 cells = [Measured.of([s[n] for s in each]) if n in each[0] else None for n in COLUMNS.values()]
                 images = f"{metrics['scored']} of {first['images']}"
                 source = f"this program, seeds: {len(done)}"
-                body.append(
-                    [f"contours, {config.model or row}", images, first["levels"], f"{part}-scale", *cells, source]
-                )
+                method = f"contours, {', '.join(config.model) or row}"
+                body.append([method, images, first["levels"], f"{part}-scale", *cells, source])
             if done := list(self.results.runs(row, "single").values()):
                 curve = done[0]["metrics"]["curve"]
                 line = {f"{row} on {config.images}": (curve["recall"], curve["precision"])}
@@ -298,7 +293,7 @@ class Bsds500:
             cells = [people.get(n) for n in COLUMNS.values()]
             body.append(["People, leave one out", f"{len(run['metrics']['per_image'])} of {config.images}", 1, "",
                          *cells, "this program"])  # fmt: skip
-        trained = f"trained on {' and '.join(config.splits)}, " if config.model is None else ""
+        trained = "" if config.model else f"trained on {'train' if config.split == 'final' else 'train and val'}, "
         note = (
             f"Rows of this program: {trained}mean ± deviation over seeds; contours: soft maps thinned by "
             "non-maximum suppression; regions: the hierarchy (ucm2). One map: best and average covering of the "
@@ -337,39 +332,24 @@ def one_map(scores: Sequence[ImageScores]) -> dict[str, float]:
     return out
 
 
-def join_splits(root: Path, splits: tuple[str, ...], cache: Path) -> Path:
-    """A folder in BSDS500's layout whose ``train`` holds the images and human maps of several splits.
-
-    ``train`` alone is used in place; copies of several are kept in the cache.
-    """
-    if splits == ("train",):
-        return root
-    folder = cache / f"bsds-{'-'.join(splits)}-{runs.data_hash(root, splits)}"
-    if not folder.exists():
-        with atomic_folder(folder) as scratch:
-            for kind in ("images", "groundTruth"):
-                (scratch / kind / "train").mkdir(parents=True)
-            for data in (BSDS(root, split) for split in splits):
-                for image, *maps in map(data.files, data.ids):
-                    shutil.copy(image, scratch / "images" / "train")
-                    for path in maps:
-                        shutil.copy(path, scratch / "groundTruth" / "train")
-    return folder
-
-
 def _score(
     task: tuple[str, Path, list[Path]], levels: int, threshold: float
-) -> tuple[ImageScores, NDArray[np.int64], list[float]]:
-    """Scores of a hierarchy, boundary counts of its contours, and the covering of one map.
+) -> tuple[ImageScores, NDArray[np.int64], list[float]] | None:
+    """Write a hierarchy; return its scores, boundary counts of its contours, and the covering of one map.
 
     The map is that of the default threshold or of a fixed number of regions; coverings are averaged over annotators.
+    None for an image without human maps.
     """
     name, folder, truth = task
-    people = [labels for path in truth for labels in read_label_maps(path)]
-    maps = read_label_maps(folder / "ucm2" / f"{name}.mat", thresholds=levels)
     contours = read_contour_map(folder / "contours" / f"{name}.png")
-    counts = contour_counts(contours, people, thresholds=levels)
     regions, tree = hierarchy_of(contours)
+    hierarchy = folder / "ucm2" / f"{name}.mat"
+    savemat(hierarchy, {"ucm2": contour_map(regions, tree)}, do_compression=True)
+    if not truth:
+        return None
+    people = [labels for path in truth for labels in read_label_maps(path)]
+    maps = read_label_maps(hierarchy, thresholds=levels)
+    counts = contour_counts(contours, people, thresholds=levels)
     views = tree.levels([tree.regions_at(threshold), *FIXED])[:, regions]
     covering = region_scores(list(views), people).covering.mean(1).tolist()
     return score_image(name, maps, people, boundary=True, objects=True), counts, covering

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -48,11 +51,26 @@ class ContourImage(NamedTuple):
     predicted: bool = False
 
 
-def read_images(data: BSDS) -> list[ContourImage]:
-    """Read all images of a split with the borders of their annotators."""
+def agreement(segmentations: Sequence[Tensor], distance: float) -> NDArray[np.float64]:
+    """Return the fraction of annotators who drew a border near each border pixel.
+
+    Args:
+        segmentations: label maps (h, w), one per annotator.
+        distance: maximum distance in pixels.
+
+    Returns:
+        (h, w), 0 at pixels where nobody drew a border.
+    """
+    drawn = np.array([boundary_map(labels.numpy()) for labels in segmentations])
+    near = [distance_transform_edt(~one) <= distance if one.any() else one for one in drawn]
+    return np.where(drawn.any(0), np.mean(near, 0), 0)
+
+
+def read_images(data: BSDS, distance: float) -> list[ContourImage]:
+    """Read all images of a split with the borders of their annotators; see :func:`agreement`."""
     images = []
     for sample in track((data[i] for i in range(len(data))), "Reading images", len(data)):
-        drawn = np.mean([boundary_map(labels.numpy()) for labels in sample.segmentations], 0)
+        drawn = agreement(sample.segmentations, distance)
         images.append(ContourImage(sample.image, torch.from_numpy(np.round(255 * drawn).astype(np.uint8))))
     return images
 
@@ -83,32 +101,34 @@ def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
 
 
 def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors."""
-    draw = torch.rand(8, generator=generator).tolist()
-    image, target = one.image, one.target[None]
-    for chance, axis in ((draw[0], -1), (draw[1], -2)):
-        if chance < 0.5:
-            image, target = image.flip(axis), target.flip(axis)
-    if draw[2] < 0.3:
-        image, target = image.transpose(-1, -2), target.transpose(-1, -2)
-
-    h, w = int(image.shape[-2]), int(image.shape[-1])
+    """Return a random crop of an image, randomly mirrored, transposed, rotated, resized and with changed colors."""
+    draw = torch.rand(7, generator=generator).tolist()
+    height, width = one.target.shape
     low, high = config.scale
     # Images smaller than a crop are enlarged.
-    scale = max(low + (high - low) * draw[3], config.crop / min(h, w))
-    # Cropping before resizing gives the same result at a fraction of the cost.
-    need = [min(side, round(config.crop / scale)) for side in (h, w)]
-    top, left = (int(r * (side - n + 1)) for r, side, n in zip(draw[4:6], (h, w), need, strict=True))
-    image = image[..., top : top + need[0], left : left + need[1]].float() / 255
-    target = target[..., top : top + need[0], left : left + need[1]].float() / 255
-    size = [config.crop, config.crop]
-    if [*image.shape[-2:]] != size:
-        image = nnf.interpolate(image[None], size=size, mode="bilinear", align_corners=False, antialias=scale < 1)[0]
-        # Borders remain connected lines when enlarging and when reducing.
-        if scale < 1:
-            target = nnf.adaptive_max_pool2d(target, size)
-        else:
-            target = nnf.interpolate(target[None], size=size, mode="bilinear" if one.predicted else "nearest")[0]
+    side = config.crop / max(low + (high - low) * draw[3], config.crop / min(height, width))
+    angle = math.radians(config.rotation) * (2 * draw[6] - 1)
+    cos, sin = math.cos(angle), math.sin(angle)
+    reach = side * (abs(cos) + abs(sin)) / 2
+    # A rotated crop that exceeds the image is centered; the image is reflected at its borders.
+    free = [max(n - 2 * reach, 0) for n in (width, height)]
+    center = [n / 2 + (r - 0.5) * f for n, r, f in zip((width, height), draw[4:6], free, strict=True)]
+    turn = torch.tensor([[cos, -sin], [sin, cos]]) * torch.tensor([1.0 if r < 0.5 else -1.0 for r in draw[:2]])
+    if draw[2] < 0.3:
+        turn = turn.flip(1)
+
+    def sample(pixels: Tensor, cells: int, mode: str) -> Tensor:
+        line = (torch.arange(cells) + 0.5) / cells - 0.5
+        places = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1) @ (side * turn.T) + torch.tensor(center)
+        grid = 2 * places / torch.tensor([width, height]) - 1
+        x = pixels[None].float() / 255
+        return nnf.grid_sample(x, grid[None], mode=mode, padding_mode="reflection", align_corners=False)[0]
+
+    image = sample(one.image, config.crop, "bilinear")
+    if one.predicted:
+        target = sample(one.target[None], config.crop, "bilinear")
+    else:  # borders remain connected lines
+        target = nnf.max_pool2d(sample(one.target[None], 2 * config.crop, "nearest"), 2)
     if config.jitter:
         gain = 1 + config.jitter * torch.randn(3, 1, 1, generator=generator)
         image = (image * gain + config.jitter / 4 * torch.randn(3, 1, 1, generator=generator)).clamp(0, 1)
@@ -128,10 +148,16 @@ class ContoursData(Data):
         self.held_out: Sequence[str] = []
         if self.config.split == "tuning":
             ids, self.held_out = tuning_split(ids, self.config.fold)
-        self.training = read_images(BSDS(self.folder, "train", ids=ids[: self.config.limit]))
-        held = BSDS(self.folder, "train", ids=self.held_out[: self.config.limit])
-        self.validation = read_images(held) if len(held) else []
+        self.training = self.read("train", ids)
+        if self.config.split == "train+val":
+            self.training += self.read("val", BSDS(self.folder, "val").ids)
+        self.validation = self.read("train", self.held_out)
         self.predicted = read_predicted(*self.config.predicted) if self.config.predicted else []
+
+    def read(self, split: str, ids: Sequence[str]) -> list[ContourImage]:
+        """Read images of a split, up to the limit."""
+        data = BSDS(self.folder, split, ids=ids[: self.config.limit])
+        return read_images(data, self.config.agreement) if len(data) else []
 
     def train_loader(self) -> EpochLoader:
 
@@ -167,7 +193,7 @@ def build_model(config: ContourModelConfig) -> ContourNet:
     return model
 
 
-def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: float = 0.3) -> Tensor:
+def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: float = 0.3, soft: bool = False) -> Tensor:
     """Compute the cross-entropy of contours.
 
     It is balanced between borders and interior for annotated images. Pixels marked by some annotators, but by less than
@@ -178,6 +204,7 @@ def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: flo
         target: (b, h, w), fraction of the annotators who drew a border, or predicted strength.
         predicted: (b,), whether a target is a prediction.
         certain: minimum fraction of annotators for a border.
+        soft: train on the fraction of annotators instead of 1.
 
     Returns:
         The weighted mean over all pixels, times 4.5.
@@ -186,7 +213,7 @@ def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: flo
     border, interior = (target >= certain) & ~predicted, (target == 0) & ~predicted
     inside = interior.sum() / (border.sum() + interior.sum()).clamp(min=1)
     weight = border * inside + interior * 1.1 * (1 - inside) + predicted / 9
-    label = torch.where(predicted, target, border.float())
+    label = torch.where(predicted | (border & soft), target, border.float())
     entropy = nnf.binary_cross_entropy_with_logits(logits.float(), label, reduction="none")
     return (entropy * weight).mean() * 4.5
 
@@ -206,7 +233,7 @@ class ContoursModule(System):
     def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss of the output, and the sum of the losses of the levels."""
         first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
-        targets = batch["target"], batch["predicted"]
+        targets = batch["target"], batch["predicted"], self.config.train.certain, self.config.train.soft
         sides = torch.stack([contour_loss(level, *targets) for level in levels])
         return contour_loss(first, *targets), sides.sum()
 
@@ -261,20 +288,21 @@ def choose_threshold(model: ContourNet, data: BSDS) -> float:
 
 
 def export(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
-    """Write the averaged network, quantized to 8 bits, with the best threshold on held-out images."""
+    """Write the averaged network, quantized to 8 bits, with the best threshold on held-out images, if any."""
     model: ContourNet = module.average.module.to(module.device)  # type: ignore[assignment]
-    threshold = choose_threshold(model, threshold_images(data))
-    model.hparams_dict["threshold"] = threshold
-    model.config = dataclasses.replace(model.config, threshold=threshold)
+    if (images := threshold_images(data)) is not None:
+        threshold = choose_threshold(model, images)
+        model.hparams_dict["threshold"] = threshold
+        model.config = dataclasses.replace(model.config, threshold=threshold)
     model.save_pretrained(run.path / "model", dtype=torch.int8)
 
 
-def threshold_images(data: ContoursData) -> BSDS:
-    """Return the held-out images; in the final split, ``val`` or, if missing, a quarter of the training images."""
-    limit = data.config.limit
-    if not data.held_out and (find_root(data.folder) / "images" / "val").is_dir():
-        return BSDS(data.folder, "val", ids=BSDS(data.folder, "val").ids[:limit])
-    return BSDS(data.folder, "train", ids=(data.held_out or BSDS(data.folder, "train").ids[::4])[:limit])
+def threshold_images(data: ContoursData) -> BSDS | None:
+    """Return the held-out images; in the final split, ``val``. None if no image is held out."""
+    split, ids = ("train", data.held_out) if data.held_out else ("val", None)
+    if data.config.split == "train+val" or not (find_root(data.folder) / "images" / split).is_dir():
+        return None
+    return BSDS(data.folder, split, ids=(ids or BSDS(data.folder, split).ids)[: data.config.limit])
 
 
 def figures(run: RunFolder, module: ContoursModule, data: ContoursData) -> None:
