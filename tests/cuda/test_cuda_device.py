@@ -29,7 +29,8 @@ def check(a, values, vectors):
 def test_the_kernels_are_available():
     assert route("cuda", torch.float64, n=36, batch=100) == "jacobi"
     assert route("cuda", torch.float32, n=169, batch=100) == "tridiagonal"
-    assert route("cuda", torch.float64, n=1024, batch=1) == "tridiagonal"
+    assert route("cuda", torch.float64, n=1024, batch=4) == "tridiagonal"
+    assert route("cuda", torch.float64, n=1500, batch=2) == "cusolver"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -116,9 +117,9 @@ def test_no_call_synchronizes(n):
     check(a, values, vectors)
 
 
-@pytest.mark.parametrize("n", [36, 100, 140])
-def test_capture_into_a_graph(n):
-    a = symmetric(16, n)
+@pytest.mark.parametrize(("n", "batch"), [(36, 16), (100, 16), (140, 16), (1100, 2)])
+def test_capture_into_a_graph(n, batch):
+    a = symmetric(batch, n)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         batched_eigh(a)
@@ -126,9 +127,19 @@ def test_capture_into_a_graph(n):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         values, vectors = batched_eigh(a)
-    a.copy_(symmetric(16, n, seed=5))
+    a.copy_(symmetric(batch, n, seed=5))
     graph.replay()
     check(a, values, vectors)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_few_large_matrices(dtype):
+    a = symmetric(2, 1100, dtype)
+    check(a, *batched_eigh(a))
+    a[1, 9, 7] = torch.nan
+    values, vectors = batched_eigh(a)
+    check(a[:1], values[:1], vectors[:1])
+    assert values[1].isnan().all() and vectors[1].isnan().all()
 
 
 def test_second_stream_and_thread():
@@ -363,7 +374,8 @@ def test_kmeans_on_cuda_matches_the_cpu():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
-    "shape", [(512, 50, 3), (1000, 3, 3), (20, 36, 36), (20, 36, 256), (3, 256, 256), (4, 200, 32)]
+    "shape",
+    [(512, 50, 3), (1000, 3, 3), (20, 36, 36), (20, 36, 256), (3, 256, 256), (4, 200, 32), (3, 9000, 5), (3, 40, 5000)],
 )
 def test_svd_is_accurate_and_does_not_synchronize(shape, dtype):
     generator = torch.Generator().manual_seed(1)

@@ -143,17 +143,19 @@ def test_route_names(monkeypatch):
         assert route("cuda", dtype, n=56, batch=100) == "jacobi"
         assert route("cuda", dtype, n=56, batch=5000) == "tridiagonal"
         assert route("cuda", dtype, n=169, batch=100) == "tridiagonal"
-        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=1) == "tridiagonal"
-        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER + 1, batch=1) == "cusolver"
+        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=4) == "tridiagonal"
+        assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=1) == "cusolver"
+        assert route("cuda", dtype, n=1500, batch=4) == "cusolver"
+        assert route("cuda", dtype, n=1500, batch=40) == "cusolver-batched"
     monkeypatch.setattr(compiler, "shared_limit", lambda device: 163 * 1024)  # an A100's
     assert route("cuda", torch.float64, n=512) == "tridiagonal"
-    assert route("cuda", torch.float64, n=1024) == "cusolver"
+    assert route("cuda", torch.float64, n=1024, batch=20) == "cusolver-batched"
     monkeypatch.setattr(compiler, "capability", lambda device: (8, 9))  # no unit for float64 products
-    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
+    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver-batched"
     monkeypatch.setattr(compiler, "capability", lambda device: (9, 0))
     monkeypatch.setattr(compiler, "available", lambda: False)
-    assert route("cuda", torch.float32, n=36, batch=100) == "cusolver"
-    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver"
+    assert route("cuda", torch.float32, n=36, batch=100) == "cusolver-batched"
+    assert route("cuda", torch.float64, n=169, batch=100) == "cusolver-batched"
     monkeypatch.setattr(cusolver, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "torch"
     assert route("cuda", torch.float32, n=0, batch=100) == "torch"

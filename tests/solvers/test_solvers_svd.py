@@ -172,6 +172,32 @@ def test_a_wide_spectrum_does_not_change_other_matrices_of_the_batch(m, n):
         torch.testing.assert_close(_thin_svd(one, False)[1], value, rtol=1e-9, atol=1e-14 * float(value[0]))
 
 
+@pytest.mark.parametrize("shape", [(2, 200, 6), (6, 100), (47, 6), (3, 25, 1)])
+def test_a_long_side_in_parts(monkeypatch, shape):
+    """Parts and the matrix of their singular vectors, recursively, equal one decomposition."""
+    calls = []
+
+    def factor(x, limit):
+        calls.append(x.shape[:-2].numel())
+        return torch.linalg.svd(x, full_matrices=False), ()
+
+    monkeypatch.setattr(svd.kernels, "takes", lambda x: True)
+    monkeypatch.setattr(svd.kernels, "factor", factor)
+    monkeypatch.setattr(svd, "_PART", 24)
+    monkeypatch.setattr(svd, "_route", lambda x, full, fine: "parts" if max(x.shape[-2:]) > 24 else "kernel")
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if x.ndim == 3:
+        x[0, :, -1] = x[0, :, 0]  # deficient rank, if there are two columns
+    u, s, vh = batched_svd(x)
+    assert len(calls) > 1 and calls[0] > 1
+    k = min(shape[-2:])
+    eye = torch.eye(k, dtype=torch.float64).expand(*shape[:-2], k, k)
+    torch.testing.assert_close(s, torch.linalg.svdvals(x), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close((u * s.unsqueeze(-2)) @ vh, x, rtol=0, atol=1e-13)
+    for square in (u.mT @ u, vh @ vh.mT):
+        torch.testing.assert_close(square, eye, rtol=0, atol=1e-13)
+
+
 def test_routes(monkeypatch):
     """Named by device, dtype, shape and digits; kernels take a short side up to 64, not one long matrix."""
     monkeypatch.setattr(svd.kernels, "takes", lambda x: min(x.shape[-2:]) <= 64)
@@ -187,7 +213,8 @@ def test_routes(monkeypatch):
     assert route("cpu", 30, 40, 5, fine=False) == "gram"
     assert route("cuda", 3, 40, 5) == "kernel"
     assert route("cuda", 3, 90, 80) == "gram"
-    assert route("cuda", 3, 100_000, 16) == "gram"
+    assert route("cuda", 3, 100_000, 16) == route("cuda", 16, 5000) == "parts"
+    assert route("cuda", 3, 100_000, 80) == "gram"
     assert route("cuda", 100, 5000, 16) == "kernel"
     assert route("cuda", 3, 40, 5, full=True) == route("cuda", 3, 40, 5, dtype=torch.complex128) == "torch"
     assert route("cuda", 0, 40, 5) == "torch"

@@ -1,6 +1,6 @@
-"""cuSOLVER's batched eigensolver ``cusolverDnXsyevBatched``, called in the library that torch ships.
+"""cuSOLVER's eigensolvers ``cusolverDnXsyevd`` and ``cusolverDnXsyevBatched``, called in the library that torch ships.
 
-In many releases torch.linalg.eigh calls this routine only for n ≤ 32, and always synchronizes to read the status. Here
+torch.linalg.eigh synchronizes to read the status, and in many releases calls the batched routine only for n ≤ 32. Here
 the status stays on the device: matrices that failed become NaN.
 """
 
@@ -35,9 +35,10 @@ def _library() -> ctypes.CDLL | None:
         return None
     size, pointer, i64, i32 = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     head: list[Any] = [pointer, pointer, i32, i32, i64, i32, pointer, i64, i32, pointer, i32]
-    sizes: list[Any] = [ctypes.POINTER(size), ctypes.POINTER(size), i64]
-    library.cusolverDnXsyevBatched_bufferSize.argtypes = [*head, *sizes]
-    library.cusolverDnXsyevBatched.argtypes = [*head, pointer, size, pointer, size, pointer, i64]
+    sizes: list[Any] = [ctypes.POINTER(size), ctypes.POINTER(size)]
+    for name, batch in (("cusolverDnXsyevd", []), ("cusolverDnXsyevBatched", [i64])):
+        getattr(library, f"{name}_bufferSize").argtypes = [*head, *sizes, *batch]
+        getattr(library, name).argtypes = [*head, pointer, size, pointer, size, pointer, *batch]
     library.cusolverDnSetStream.argtypes = [pointer, pointer]
     return library
 
@@ -63,14 +64,16 @@ class _Handle:
         _check(library.cusolverDnCreateParams(ctypes.byref(self.params)), "creating parameters")
         self.host = ctypes.create_string_buffer(1)
 
-    def solve(self, values: Tensor, vectors: Tensor) -> None:
+    def solve(self, values: Tensor, vectors: Tensor, batched: bool) -> None:
+        """Decompose matrices (batch, n, n), which become the vectors; batch = 1 unless ``batched``."""
         batch, n, _ = vectors.shape
         kind, device = _TYPES[vectors.dtype], vectors.device
+        name, count = ("cusolverDnXsyevBatched", (batch,)) if batched else ("cusolverDnXsyevd", ())
         device_bytes, host_bytes = ctypes.c_size_t(), ctypes.c_size_t()
         matrices = (n, kind, vectors.data_ptr(), n, kind, values.data_ptr(), kind)
         problem = (self.handle, self.params, _VECTORS, _LOWER, *matrices)
-        status = self.library.cusolverDnXsyevBatched_bufferSize(
-            *problem, ctypes.byref(device_bytes), ctypes.byref(host_bytes), batch
+        status = getattr(self.library, f"{name}_bufferSize")(
+            *problem, ctypes.byref(device_bytes), ctypes.byref(host_bytes), *count
         )
         _check(status, f"sizing the workspace of {batch} matrices of order {n}")
         info = torch.empty(batch, dtype=torch.int32, device=device)
@@ -79,8 +82,8 @@ class _Handle:
         if len(self.host) < host_bytes.value:
             self.host = ctypes.create_string_buffer(host_bytes.value)
         self.library.cusolverDnSetStream(self.handle, torch.cuda.current_stream(device).cuda_stream)
-        status = self.library.cusolverDnXsyevBatched(
-            *problem, workspace.data_ptr(), device_bytes.value, self.host, host_bytes.value, info.data_ptr(), batch
+        status = getattr(self.library, name)(
+            *problem, workspace.data_ptr(), device_bytes.value, self.host, host_bytes.value, info.data_ptr(), *count
         )
         _check(status, f"decomposing {batch} matrices of order {n}")
         failed = (info != 0).unsqueeze(-1)
@@ -98,17 +101,20 @@ def _handle(device: int) -> _Handle:
     return handles[device]
 
 
-def solve(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigendecomposition of (batch, n, n) CUDA matrices; NaN if the routine reports a failure."""
+def solve(a: Tensor, *, separately: bool = False) -> tuple[Tensor, Tensor]:
+    """Eigendecomposition of (batch, n, n) CUDA matrices; NaN if the routine reports a failure.
+
+    ``separately`` decomposes one matrix after the other. It cannot be captured into a CUDA graph.
+    """
     n = a.shape[-1]
     if n * n > _MAX_ENTRIES:
         raise SolverError(f"cuSOLVER's batched routine takes orders up to 46340, got {n}. Use the CPU.")
     vectors = a.mT.clone(memory_format=torch.contiguous_format)  # column-major, of which the lower triangle is read
     values = torch.empty(a.shape[:-1], dtype=a.dtype, device=a.device)
-    chunk = max(1, _MAX_ENTRIES // (n * n))
+    chunk = 1 if separately else max(1, _MAX_ENTRIES // (n * n))
     with torch.cuda.device(a.device):
         for part in zip(values.split(chunk), vectors.split(chunk), strict=True):
-            _handle(a.get_device()).solve(*part)
+            _handle(a.get_device()).solve(*part, batched=not separately)
     return values, vectors.mT
 
 

@@ -11,6 +11,7 @@ from matbackprop.cuda.compiler import CONSTANTS, MAX_WARPS, Module, Source
 
 MAX_ORDER = 64  # one warp computes the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matrix
+_ENTRIES_PER_WARP = 400  # of the eigenvectors, if the kernel does nothing else: then more matrices run at once
 _WARP = 32
 SOURCE = Source("jacobi.cu", CONSTANTS)
 SEPARATE = Source("separate.cu", CONSTANTS)
@@ -30,9 +31,17 @@ class Sizes:
     @property
     def threads(self) -> int:
         """Threads that compute angles, rotate the matrix (one for each pair of pairs) and rotate eigenvectors."""
+        return self._threads(-(-self.n // 4))
+
+    @property
+    def solver_threads(self) -> int:
+        """The same for a kernel that only computes eigenvalues and eigenvectors."""
+        return self._threads(-(-(self.n**2) // _ENTRIES_PER_WARP))
+
+    def _threads(self, vector_warps: int) -> int:
         half = self.players // 2
         matrix_warps = 1 + -(-half * (half - 1) // 2 // _WARP)
-        return _WARP * (matrix_warps + min(MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, -(-self.n // 4)))
+        return _WARP * (matrix_warps + min(MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, vector_warps))
 
     @property
     def rotations(self) -> int:
@@ -67,7 +76,8 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     vectors = torch.empty_like(a)
     kernels = SOURCE.on(a.get_device(), REAL_IS_DOUBLE=int(a.dtype == torch.float64))
     sizes, addresses = Sizes(n), (a.data_ptr(), values.data_ptr(), vectors.data_ptr())
-    kernels.launch("jacobi_eigh", (batch,), sizes.threads, sizes.shared_bytes(a.element_size()), (*addresses, n))
+    shared = sizes.shared_bytes(a.element_size())
+    kernels.launch("jacobi_eigh", (batch,), sizes.solver_threads, shared, (*addresses, n))
     return values, vectors
 
 

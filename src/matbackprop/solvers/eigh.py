@@ -27,6 +27,7 @@ _CHUNKS_PER_THREAD = 2
 _LARGE_BATCH = 400  # enough to fill an H200 several times
 _MAX_JACOBI = {torch.float32: 64, torch.float64: 60}  # up to which the Jacobi kernel is the fastest on an H200
 _MAX_JACOBI_OF_MANY = 48  # the same for large batches
+_FEW, _FEW_LARGE = 512, 150  # order / batch above which cuSOLVER's routine for one matrix is faster than other routes
 _MAX_HOST = 32  # complex orders for which torch calls cuSOLVER's Jacobi routine, accurate to 1e-10 at ties
 
 
@@ -84,6 +85,13 @@ def _by_tridiagonal_form(a: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(a.dtype), vectors.to(a.dtype)
 
 
+def _one_by_one(a: Tensor) -> tuple[Tensor, Tensor]:
+    if torch.cuda.is_current_stream_capturing():  # cuSOLVER's routine for one matrix synchronizes
+        return cusolver.solve(a)
+    values, vectors = nan_if_not_finite(functools.partial(cusolver.solve, separately=True), a)
+    return values, vectors
+
+
 def _on_the_host(a: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(a.cpu())
     return values.to(a.device), vectors.to(a.device)
@@ -101,10 +109,13 @@ def _route(device: torch.device, dtype: torch.dtype, n: int, batch: int) -> tupl
             return ("lapack-host", _on_the_host) if n <= _MAX_HOST else ("torch", _torch_eigh)
         if n <= (_MAX_JACOBI_OF_MANY if batch > _LARGE_BATCH else _MAX_JACOBI[dtype]) and compiler.available():
             return "jacobi", _by_jacobi
-        if tridiagonal.takes(device, n):
+        blocked = tridiagonal.takes(device, n)
+        if n > (_FEW if blocked else _FEW_LARGE) * batch and cusolver.available():
+            return "cusolver", _one_by_one
+        if blocked:
             return "tridiagonal", _by_tridiagonal_form
         if cusolver.available():
-            return "cusolver", cusolver.solve
+            return "cusolver-batched", cusolver.solve
     return "torch", _torch_eigh
 
 
@@ -118,9 +129,9 @@ def route(device: torch.device | str, dtype: torch.dtype, n: int, batch: int = 1
 
     On the CPU ``lapack``, or ``lapack-threads`` with the batch distributed over threads. On CUDA ``jacobi`` is a kernel
     that keeps small matrices on chip; ``tridiagonal`` are kernels for orders up to 1024 on devices with full float64
-    rate, which reduce matrices to tridiagonal form and solve it by divide and conquer; ``cusolver`` is cuSOLVER's
-    64-bit batched routine; ``lapack-host`` copies complex matrices up to order 32 to the CPU. ``torch`` is
-    :func:`torch.linalg.eigh`, for everything else.
+    rate, which reduce matrices to tridiagonal form and solve it by divide and conquer; ``cusolver`` solves a few large
+    matrices one after the other, and ``cusolver-batched`` is cuSOLVER's batched routine; ``lapack-host`` copies complex
+    matrices up to order 32 to the CPU. ``torch`` is :func:`torch.linalg.eigh`, for everything else.
 
     Args:
         device: device of the matrices.
@@ -194,8 +205,8 @@ def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     r"""Eigendecomposition of symmetric or Hermitian matrices, A = U diag(λ) Uᴴ, by the route of :func:`route`.
 
     Every operator of the package calls this function. It is not differentiable: the operators implement adjoints.
-    On CUDA, real matrices are solved without synchronizing, and can be captured into a CUDA graph after one call with
-    the same shapes. Complex matrices synchronize.
+    On CUDA, real matrices up to order 512 are solved without synchronizing. Real matrices of any order can be captured
+    into a CUDA graph after one call with the same shapes. Complex matrices synchronize.
 
     Args:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.

@@ -22,15 +22,17 @@ from matbackprop.solvers.gram import separate_rows, squared_norms
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK is faster than the Gram matrix
 _LONG, _MANY = 4096, 64  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
+_PART = 1024  # rows of a part of such a matrix
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
 
-def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "small", "gram"]:
+def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "parts", "small", "gram"]:
     """Return the first route that supports the matrices.
 
     ``torch`` is :func:`torch.linalg.svd`: on the CPU for float64 digits. ``kernel`` is ``svd.cu``, for CUDA and a short
-    side up to 64. ``small`` is LAPACK on the CPU for float32 digits, checked. ``gram`` is the eigensolver.
+    side up to 64; ``parts`` divides a few matrices with a long side among its blocks. ``small`` is LAPACK on the CPU
+    for float32 digits, checked. ``gram`` is the eigensolver.
     """
     long = max(x.shape[-2:]) > _LONG and x.shape[:-2].numel() < _MANY
     if full_matrices or x.dtype != torch.float64 or x.numel() == 0:
@@ -39,7 +41,9 @@ def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kern
         if fine:
             return "torch"
         return "small" if x.is_cpu and is_plain(x) and x.numel() <= _SMALL else "gram"
-    return "kernel" if kernels.takes(x) and not long else "gram"
+    if kernels.takes(x):
+        return "parts" if long else "kernel"
+    return "gram"
 
 
 def _torch_svd(x: Tensor, full_matrices: bool) -> Factors:
@@ -86,11 +90,29 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if route == "kernel":
         return kernels.factor(x, KERNEL_OVERLAP[fine])[0]
+    if route == "parts":
+        return _svd_by_parts(x, fine)
     if route == "small":
         u, s, vh = _torch_svd(x, False)
         if bool((s.select(-1, 0) < SVD_SPREAD * s.select(-1, -1)).all()):
             return u, s, vh
     return _thin_svd(x, fine)
+
+
+def _svd_by_parts(x: Tensor, fine: bool) -> Factors:
+    """Decompose parts of the long side, and then the matrix of all σᵢvᵢᵀ, which has the same σ and V as X."""
+    if x.shape[-2] < x.shape[-1]:
+        v, s, uh = _svd_by_parts(x.mT.contiguous(), fine)
+        return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
+    *batch, m, k = x.shape
+    count = -(-m // _PART)
+    rows = m // count
+    parts, rest = x.split([count * rows, m - count * rows], -2)
+    u, s, vh = kernels.factor(parts.reshape(*batch, count, rows, k), KERNEL_OVERLAP[fine])[0]
+    small = (s.unsqueeze(-1) * vh).flatten(-3, -2)
+    outer, s, vh = batched_svd(torch.cat([small, rest], -2), fine=fine)
+    inner, rest = outer.split([count * k, m - count * rows], -2)
+    return torch.cat([(u @ inner.unflatten(-2, (count, k))).flatten(-3, -2), rest], -2), s, vh
 
 
 def _thin_svd(x: Tensor, fine: bool) -> Factors:
