@@ -24,7 +24,7 @@ from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_
 from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.cache import dataset_folder
-from matbackprop.vision.data.coco import coco_files, open_regions, read_regions
+from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
 from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, pad_crops, place_regions
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
@@ -78,14 +78,14 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
     network = build_backbone(backbone, [tap]).eval()
     load_backbone_weights(network, backbone)
     annotations, images = coco_files(root, split)
-    entries = read_regions(annotations, images).images
+    entries = [entry for entry in read_coco(annotations, images).images if entry.regions]
     order = np.random.default_rng(0).permutation(len(entries))
     parts: dict[str, list[Any]] = {"cells": [], "weight": [], "label": [], "image": []}
     for number in track([int(i) for i in order], f"Maps of {split}", len(order)):
         if len(parts["label"]) >= count:
             break
-        pixels, usable, _ = open_regions(entries[number])
-        if pixels is None or not usable:
+        pixels, usable, *_ = open_regions(entries[number])
+        if not usable:
             continue
         crops = [crop_region(pixels, mask, window, side=SIDE, margin=MARGIN) for _, mask, window in usable]
         store, sizes = map(torch.from_numpy, pad_crops(crops, SIDE))
@@ -95,7 +95,7 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
         coverage = nn.functional.adaptive_avg_pool2d(mask.unsqueeze(1), found.shape[-2:])
         parts["cells"].append(found.flatten(2).mT.half())
         parts["weight"].append(coverage.flatten(1) + 0.01)
-        parts["label"] += [entries[number].regions[position].label for position, _, _ in usable]
+        parts["label"] += [region.label for region, _, _ in usable]
         parts["image"] += [entries[number].image_id] * len(usable)
     return Maps(torch.cat(parts["cells"]), torch.cat(parts["weight"]), torch.tensor(parts["label"]),
                 np.array(parts["image"]))  # fmt: skip

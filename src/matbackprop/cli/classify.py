@@ -108,23 +108,23 @@ def _classify(path: Path, regions: _Regions, model: Any, top: int) -> list[dict[
 
 
 def _annotated(file: Path, paths: list[Path]) -> Any:
-    from matbackprop.vision.data.coco import open_regions, read_regions
+    from matbackprop.vision.data.coco import open_regions, read_coco
 
-    index = read_regions(file, paths[0].parent, missing_images="skip")
+    index = read_coco(file, paths[0].parent)
     entries = {entry.path.name: entry for entry in index.images}
 
     def find(path: Path) -> _Regions:
-        if path.name not in entries:
+        entry = entries.get(path.name)
+        if entry is None or not entry.regions:
             raise DataError(f"{file} has no regions of {path.name}. Check the file names.")
-        entry = entries[path.name]
-        pixels, usable, problems = open_regions(entry)
-        if pixels is None:
-            raise DataError(str(problems[0]))
-        for problem in problems:
+        opened = open_regions(entry)
+        for problem in opened.problems:
             print(f"left out: {printable(str(problem))}", file=sys.stderr)
-        regions = [entry.regions[i] for i, _, _ in usable]
-        boxes = None if any(r.box is None for r in regions) else [r.box for r in regions if r.box is not None]
-        return _Regions(boxes, [mask for _, mask, _ in usable], [index.categories[r.label]["name"] for r in regions])
+        regions = [region for region, _, _ in opened.usable]
+        boxes = [region.box for region in regions if region.box is not None]
+        names = [index.categories[region.label]["name"] for region in regions]
+        masks = [mask for _, mask, _ in opened.usable]
+        return _Regions(boxes if len(boxes) == len(regions) else None, masks, names)
 
     return find
 

@@ -76,7 +76,7 @@ def test_coco_images(coco):
     Image.new("RGB", (10, 20)).save(three)
     problems = {p.path.name: p.reason for p in check_dataset(coco).problems}
     assert problems[one.name] == "is missing"
-    assert "cannot be decoded" in problems[two.name]
+    assert "is damaged" in problems[two.name]
     assert problems[three.name].startswith("has 20×10 pixels, but the annotations specify 96×128")
 
 
@@ -96,7 +96,7 @@ def test_coco_notes_are_not_problems(coco):
     result = check_dataset(coco)
     assert result.good, result.problems
     notes = "\n".join(result.notes)
-    assert "1 crowds" in notes and "1 empty masks" in notes and "unused" in notes
+    assert "1 regions are skipped in training (crowd)" in notes and "(empty mask)" in notes and "unused" in notes
 
 
 @pytest.mark.data

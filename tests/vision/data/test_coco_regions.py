@@ -10,7 +10,7 @@ from pycocotools import mask as coco_mask
 
 from matbackprop.errors import DataError
 from matbackprop.vision.data import coco_regions as cr
-from matbackprop.vision.data.coco import coco_files, decode_mask, read_regions, region_window
+from matbackprop.vision.data.coco import coco_files, decode_mask, read_coco, region_window
 from matbackprop.vision.models.backbones.base import normalize
 
 HEIGHT, WIDTH = 40, 60
@@ -92,7 +92,7 @@ def test_all_three_kinds_of_masks_decode_alike():
     assert not decode_mask([[1, 1, 2, 2]], HEIGHT, WIDTH).any()  # two points enclose nothing
 
 
-def test_unusable_regions_are_skipped_and_counted(coco, tmp_path):
+def test_unusable_regions_are_skipped(coco, tmp_path):
     good = rectangle(5, 5, 10, 20)
     files = coco(
         [
@@ -110,47 +110,34 @@ def test_unusable_regions_are_skipped_and_counted(coco, tmp_path):
     assert regions.annotation_ids.tolist() == [1, 9]
     assert regions.labels.tolist() == [0, 1]
     assert regions.sizes.tolist() == [[20, 10], [20, 20]]  # the second one is clipped to 10×10 pixels
-    assert regions.skipped == {
-        "crowd": 1,
-        "unknown category": 1,
-        "empty mask": 2,
-        "box outside the image": 1,
-        "unknown image": 1,
-    }
+    assert read_coco(*files).skipped == {"crowd": 1, "empty mask": 1}
 
 
-def test_missing_and_corrupt_images_raise_or_are_counted(coco, tmp_path):
-    files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2, 3)])
-
-    def regions(**options):
-        return cr.cache_regions(*files, tmp_path / "cache", side=20, **options)
-
-    away = (files[1] / "2.png").rename(tmp_path / "2.png")
-    good = (files[1] / "3.png").read_bytes()
-    (files[1] / "3.png").write_bytes(b"no picture")
-    partial = regions(missing_images="skip")
-    assert partial.image_ids.tolist() == [1]
-    assert partial.skipped == {"missing image": 1, "unreadable image": 1}
-    with pytest.raises(DataError, match=r"1 images cannot be used, the first: .*2\.png"):  # not from the cache
-        regions()
-    away.rename(files[1] / "2.png")
-    (files[1] / "3.png").write_bytes(good)
-    assert len(regions()) == 3 and len(regions(missing_images="skip")) == 1
+def test_missing_and_corrupt_images_raise(coco, tmp_path):
+    files = coco([annotation(i, i, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20)) for i in (1, 2)])
+    (files[1] / "3.png").unlink()  # has no region
+    assert len(cr.cache_regions(*files, tmp_path / "cache", side=20)) == 2
+    (files[1] / "1.png").write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"1\.png is not an image"):
+        cr.cache_regions(*files, tmp_path / "cache", side=21)
+    (files[1] / "2.png").unlink()
+    with pytest.raises(DataError, match=r"1 images cannot be used: .*2\.png: is missing"):
+        cr.cache_regions(*files, tmp_path / "cache", side=22)
 
 
 def test_an_image_of_another_size_than_the_annotations_say_is_reported(coco, tmp_path):
     files = coco([annotation(1, 1, 3, [5, 5, 10, 20], rectangle(5, 5, 10, 20))])
     Image.fromarray(pixels_of(1)[:30]).save(files[1] / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: has 30×60 pixels, but the annotations specify 40×60"):
+    with pytest.raises(DataError, match=r"1\.png has 30×60 pixels, but the annotations specify 40×60"):
         cr.cache_regions(*files, tmp_path / "cache", side=20)
     assert not list((tmp_path / "cache").glob("regions-*"))  # no half-written file
 
 
-def test_files_without_usable_regions_and_with_ambiguous_categories_are_rejected(coco):
+def test_files_without_usable_regions_and_with_ambiguous_categories_are_rejected(coco, tmp_path):
     with pytest.raises(DataError, match="has no usable region"):
-        read_regions(*coco([]))
+        cr.cache_regions(*coco([]), tmp_path / "cache")
     with pytest.raises(DataError, match="category 3 is listed twice"):
-        read_regions(*coco([], categories=[(3, "cat"), (3, "dog")]))
+        read_coco(*coco([], categories=[(3, "cat"), (3, "dog")]))
 
 
 def test_category_lists_that_differ_are_reported(coco, tmp_path):
@@ -300,7 +287,7 @@ def test_a_corrupt_cache_is_one_clear_error(regions, name, change):
 @pytest.mark.data
 def test_region_counts_of_the_development_set(data_root):
     for split, count, images in (("train", 18951, 2712), ("val", 4535, 659)):
-        index = read_regions(*coco_files(data_root / "coco", split))
+        index = read_coco(*coco_files(data_root / "coco", split))
         assert sum(len(i.regions) for i in index.images) == count
-        assert len(index.images) == images
-        assert len(index.categories) == 80 and not index.unused and not index.skipped
+        assert sum(bool(i.regions) for i in index.images) == images
+        assert len(index.categories) == 80 and not index.problems and not index.skipped

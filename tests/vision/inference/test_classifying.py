@@ -11,7 +11,7 @@ from PIL import Image
 import matbackprop
 from matbackprop.cli import main
 from matbackprop.errors import DataError, ShapeError, WeightsError
-from matbackprop.vision.data.coco import coco_files, decode_mask, read_regions
+from matbackprop.vision.data.coco import coco_files, decode_mask, read_coco
 from matbackprop.vision.data.coco_regions import RegionSource, cache_regions
 from matbackprop.vision.data.shapes import write_shapes_coco
 from matbackprop.vision.inference import classify_regions, load_classifier, loading
@@ -67,7 +67,7 @@ def test_predictions_equal_those_of_the_training_pipeline(shapes, tmp_path, opti
     model.save_pretrained(tmp_path / "model")
     for one in (model, load_classifier(tmp_path / "model", "cpu")):
         got = []
-        for entry in read_regions(*files).images:
+        for entry in read_coco(*files).images:
             masks = [decode_mask(r.segmentation, entry.height, entry.width) for r in entry.regions]
             got.append(classify_regions(one, picture(entry.path), [r.box for r in entry.regions], masks))
         torch.testing.assert_close(torch.cat(got), expected, rtol=1e-4, atol=1e-5)

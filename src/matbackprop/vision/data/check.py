@@ -97,7 +97,13 @@ def check_coco(root: Path) -> CheckResult:
 
     Crowds, empty masks and unused categories are listed in the notes.
     """
-    from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
+    from matbackprop.vision.data.coco import ImageRegions, OpenedImage, coco_files, open_regions, read_coco
+
+    def read(entry: ImageRegions) -> OpenedImage | Problem:
+        try:
+            return open_regions(entry)
+        except DataError as error:
+            return Problem(entry.path, str(error).removeprefix(f"{entry.path} ").rstrip("."))
 
     result = CheckResult("coco")
     categories: dict[str, list[dict[str, Any]]] = {}
@@ -112,20 +118,24 @@ def check_coco(root: Path) -> CheckResult:
         result.counts[f"{split} images"] = len(index.images)
         result.counts[f"{split} annotations"] = index.annotations
         result.problems += index.problems
-        missing = {p.path for p in index.problems if p.kind == "missing image"}
-        left_out = Counter(index.skipped)
+        missing = {problem.path for problem in index.problems}
+        skipped = Counter(index.skipped)
         there = [one for one in index.images if one.path not in missing]
-        for _, _, problems in _read_all(open_regions, there, f"Checking {split}"):
-            left_out["empty mask"] += sum(p.kind == "empty mask" for p in problems)
-            result.problems += [p for p in problems if p.kind != "empty mask"]
-        if not any(one.regions for one in index.images):
+        for opened in _read_all(read, there, f"Checking {split}"):
+            if isinstance(opened, Problem):
+                result.problems.append(opened)
+            else:
+                result.problems += opened.problems
+                skipped["empty mask"] += opened.empty
+        used = {region.label for one in index.images for region in one.regions}
+        if not used:
             result.problems.append(Problem(file, "has no usable region"))
-        for kind, plural in (("crowd", "crowds"), ("empty mask", "empty masks")):
-            if left_out[kind]:
-                result.notes.append(f"{file.name}: {left_out[kind]} {plural} (skipped in training)")
-        if index.unused:
-            names = ", ".join(shorten(name) for name in index.unused[:8])
-            result.notes.append(f"{file.name}: {len(index.unused)} categories without a region: {names}")
+        for kind, count in skipped.items():
+            if count:
+                result.notes.append(f"{file.name}: {count} regions are skipped in training ({kind})")
+        if unused := [shorten(c["name"]) for label, c in enumerate(index.categories) if label not in used]:
+            names = ", ".join(unused[:8])
+            result.notes.append(f"{file.name}: {len(unused)} categories without a region: {names}")
     if not categories:
         result.problems.append(Problem(root / "annotations", "contains no readable instances_*.json"))
     if any(c != next(iter(categories.values())) for c in categories.values()):

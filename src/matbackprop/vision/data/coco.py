@@ -9,23 +9,22 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from matbackprop.errors import DataError, Problem, first_problems, needs
+from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.data.pictures import MAX_PIXELS, read_picture
 from matbackprop.vision.files import read_json, show
 
 Box = tuple[float, float, float, float]
 """x, y, width and height in pixels."""
-BAD_IMAGE = ("bad image entry", "missing image", "unreadable image")
-"""Kinds of problems that exclude an image with all its regions."""
+BAD_IMAGE = "bad image"
+"""Kind of the problems that exclude an image with all its regions."""
 
 _TRACE = 1 << 24  # samples along the outline of a polygon, which pycocotools keeps in memory
 _LARGEST = 1 << 30  # bytes of an annotation file; the largest official file has half as many
@@ -51,19 +50,17 @@ def coco_files(root: str | Path, split: str) -> tuple[Path, Path]:
     return annotations, images
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(NamedTuple):
     """Annotated object."""
 
     annotation_id: int
     label: int
-    area: float
+    area: float | None
     box: Box | None
     segmentation: Any
 
 
-@dataclass(frozen=True)
-class ImageRegions:
+class ImageRegions(NamedTuple):
     """Regions of one image; ``source`` is the annotation file."""
 
     image_id: int
@@ -74,20 +71,30 @@ class ImageRegions:
     source: Path
 
 
-@dataclass(frozen=True)
-class RegionIndex:
+class RegionIndex(NamedTuple):
     """Regions of an annotation file.
 
     Images and ``categories`` (``{"id": …, "name": …}``) are sorted by id; a label is an index into ``categories``.
-    ``skipped`` counts the skipped annotations by reason, ``unused`` names the categories without any region.
+    ``skipped`` counts crowds and empty masks, and ``annotations`` is the number of all annotations.
     """
 
     images: list[ImageRegions]
     categories: list[dict[str, Any]]
-    skipped: dict[str, int]
-    unused: list[str]
-    problems: list[Problem] = field(default_factory=list)
-    annotations: int = 0
+    problems: list[Problem]
+    skipped: Counter[str]
+    annotations: int
+
+
+class OpenedImage(NamedTuple):
+    """RGB pixels (h, w, 3) of an image, its usable regions with masks (h, w) and windows, and its bad annotations.
+
+    ``empty`` is the number of regions without a pixel.
+    """
+
+    pixels: NDArray[np.uint8]
+    usable: list[tuple[Region, NDArray[np.uint8], tuple[slice, slice]]]
+    problems: list[Problem]
+    empty: int
 
 
 # Entries of the file. Other fields are ignored.
@@ -140,47 +147,37 @@ def read_coco(annotations: str | Path, images: str | Path) -> RegionIndex:
     for name in ("images", "annotations", "categories"):
         if not isinstance(content.get(name), list):
             raise DataError(f"{file} is not a COCO instances file: the list {name!r} is missing.")
-    categories = _categories(file, content["categories"])
     problems: list[Problem] = []
-    found = {
-        entry["id"]: ImageRegions(entry["id"], folder / entry["file_name"], entry["height"], entry["width"], [], file)
-        for entry in _entries(file, "image", _ImageEntry, content["images"], problems)
-    }
-    missing = _missing_images(folder, found)
-    problems += [Problem(found[i].path, "is missing", "missing image") for i in missing]
-    good: list[_AnnotationEntry] = list(
-        _entries(file, "annotation", _AnnotationEntry, content["annotations"], problems)
-    )
-    skipped = Counter({"bad annotation": sum(p.kind == "bad annotation" for p in problems)})
-    labels = {c["id"]: i for i, c in enumerate(categories)}
+    listed = sorted(_entries(file, "category", _CategoryEntry, content, problems), key=lambda entry: entry["id"])
+    categories = [{"id": entry["id"], "name": str(entry.get("name", entry["id"]))} for entry in listed]
+    if problems:
+        raise DataError(f"{first_problems(problems)}. Categories need different integer ids and a name.")
+    labels = {category["id"]: label for label, category in enumerate(categories)}
+    found: dict[int, ImageRegions] = {}
+    for entry in _entries(file, "image", _ImageEntry, content, problems):
+        path = folder / entry["file_name"]
+        found[entry["id"]] = ImageRegions(entry["id"], path, entry["height"], entry["width"], [], file)
+        if not os.path.isfile(path):
+            problems.append(Problem(path, "is missing", BAD_IMAGE))
+    skipped: Counter[str] = Counter()
+    good = _entries(file, "annotation", _AnnotationEntry, content, problems)
     for entry in sorted(good, key=lambda entry: entry["id"]):
-        kind, reason = _exclusion(entry, found.get(entry["image_id"]), labels)
-        if not kind and entry["image_id"] in missing:
-            kind = "missing image"
-        if reason:
-            problems.append(Problem(file, f"annotation {entry['id']} {reason}", kind))
-        if kind:
-            skipped[kind] += 1
-            continue
-        area, label = entry.get("area"), labels[entry["category_id"]]
-        region = Region(entry["id"], label, -1.0 if area is None else area, entry.get("bbox"), entry["segmentation"])
-        found[entry["image_id"]].regions.append(region)
-    used = {region.label for image in found.values() for region in image.regions}
-    return RegionIndex(
-        images=[found[i] for i in sorted(found)],
-        categories=categories,
-        skipped={kind: count for kind, count in skipped.items() if count},
-        unused=[c["name"] for i, c in enumerate(categories) if i not in used],
-        problems=problems,
-        annotations=len(content["annotations"]),
-    )
+        image, label = found.get(entry["image_id"]), labels.get(entry["category_id"])
+        if reason := _exclusion(entry, image, label):
+            problems.append(Problem(file, f"annotation {entry['id']} {reason}"))
+        elif entry.get("iscrowd") or not entry.get("segmentation"):
+            skipped["crowd" if entry.get("iscrowd") else "empty mask"] += 1
+        elif image is not None and label is not None:
+            region = Region(entry["id"], label, entry.get("area"), entry.get("bbox"), entry["segmentation"])
+            image.regions.append(region)
+    return RegionIndex([found[i] for i in sorted(found)], categories, problems, skipped, len(content["annotations"]))
 
 
-def _entries(file: Path, what: str, kind: Any, entries: list[Any], problems: list[Problem]) -> Iterator[Any]:
+def _entries(file: Path, what: str, kind: Any, content: dict[str, Any], problems: list[Problem]) -> Iterator[Any]:
     """Yield the valid entries of a list and append the others to ``problems``."""
     check = TypeAdapter(kind).validate_python
     seen: set[int] = set()
-    for number, entry in enumerate(entries, 1):
+    for number, entry in enumerate(content["categories" if what == "category" else f"{what}s"], 1):
         name = f"{what} number {number} of the list"
         try:
             valid = check(entry)
@@ -193,9 +190,7 @@ def _entries(file: Path, what: str, kind: Any, entries: list[Any], problems: lis
             reason = _reason(entry, error)
             if not any(problem["loc"][:1] in ((), ("id",)) for problem in error.errors()):
                 name = f"{what} {entry['id']}"
-        problems.append(
-            Problem(file, f"{name} {reason}", "bad annotation" if what == "annotation" else f"bad {what} entry")
-        )
+        problems.append(Problem(file, f"{name} {reason}", BAD_IMAGE if what == "image" else "bad entry"))
 
 
 def _reason(entry: Any, error: ValidationError) -> str:
@@ -206,94 +201,36 @@ def _reason(entry: Any, error: ValidationError) -> str:
     return f"has the {name} {show(entry[name])}. {first['msg']}" if name in entry else f"has no {name}"
 
 
-def _missing_images(folder: Path, images: dict[int, ImageRegions]) -> set[int]:
-    # One scan of the folder is faster than one query per image.
-    present = {entry.path for entry in os.scandir(folder) if entry.is_file()} if folder.is_dir() else set()
-    return {i for i, one in images.items() if str(one.path) not in present and not os.path.isfile(one.path)}
-
-
-def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, labels: dict[int, int]) -> tuple[str, str]:
-    """Return the kind of exclusion and, for problems, the reason; empty strings for a valid region."""
-    box = entry.get("bbox")
-    if entry["category_id"] not in labels:
-        return "unknown category", f"has the category {entry['category_id']}, which is not listed"
+def _exclusion(entry: _AnnotationEntry, image: ImageRegions | None, label: int | None) -> str:
+    """Return the reason why an annotation is not a region, if any."""
+    if label is None:
+        return f"has the category {entry['category_id']}, which is not listed"
     if image is None:
-        return "unknown image", f"belongs to the image {entry['image_id']}, which is not listed"
-    if entry.get("iscrowd"):
-        return "crowd", ""
-    if box is not None:
-        x, y, width, height = box
-        if min(width, height) <= 0 or not (-width < x < image.width and -height < y < image.height):
-            reason = f"has the box {show(box)} in an image of {image.width} × {image.height}"
-            return "box outside the image", reason
-    if not entry.get("segmentation"):
-        return "empty mask", ""
-    return "", ""
+        return f"belongs to the image {entry['image_id']}, which is not listed"
+    x, y, width, height = entry.get("bbox") or (0, 0, image.width, image.height)
+    if min(width, height) <= 0 or not (-width < x < image.width and -height < y < image.height):
+        return f"has the box {show(entry.get('bbox'))} in an image of {image.width} × {image.height}"
+    return ""
 
 
-def read_regions(
-    annotations: str | Path, images: str | Path, *, missing_images: Literal["raise", "skip"] = "raise"
-) -> RegionIndex:
-    """Read a COCO-format file with :func:`read_coco` and drop images without regions.
-
-    Missing images and images with an invalid entry raise DataError, unless ``missing_images="skip"``.
-    """
-    index = read_coco(annotations, images)
-    bad = [p for p in index.problems if p.kind == "bad image entry"]
-    if missing_images == "raise" and index.skipped.get("missing image"):
-        bad += [p for p in index.problems if p.kind == "missing image"]
-    if missing_images == "raise" and bad:
-        raise DataError(
-            f"{annotations}: {len(bad)} images cannot be used, the first: {first_problems(bad)}. Complete {images}, or "
-            "pass missing_images='skip' to skip their regions."
-        )
-    kept = [one for one in index.images if one.regions]
-    if not kept:
-        why = f" ({first_problems(index.problems, 2)})" if index.problems else ""
-        raise DataError(f"{annotations} has no usable region. Skipped: {index.skipped or 'none'}{why}.")
-    return replace(index, images=kept)
-
-
-def _categories(file: Path, entries: list[Any]) -> list[dict[str, Any]]:
-    problems: list[Problem] = []
-    valid = list(_entries(file, "category", _CategoryEntry, entries, problems))
-    if problems:
-        raise DataError(f"{first_problems(problems)}. Categories need different integer ids and a name.")
-    return [{"id": c["id"], "name": str(c.get("name", c["id"]))} for c in sorted(valid, key=lambda c: c["id"])]
-
-
-def open_regions(
-    entry: ImageRegions,
-) -> tuple[NDArray[np.uint8] | None, list[tuple[int, NDArray[np.uint8], tuple[slice, slice]]], list[Problem]]:
-    """Read an image and decode its masks.
-
-    Returns:
-        RGB pixels (h, w, 3), or None if the image cannot be used; index, mask (h, w) and window of each usable region;
-        and the problems, of which those of the kind ``"empty mask"`` can be ignored.
-    """
-    try:
-        pixels = read_picture(entry.path).pixels
-    except DataError as error:
-        reason = str(error).removeprefix(f"{entry.path} ").rstrip(".")
-        return None, [], [Problem(entry.path, f"cannot be decoded: {reason}", "unreadable image")]
+def open_regions(entry: ImageRegions) -> OpenedImage:
+    """Read an image and decode its masks, or raise DataError if the image cannot be used."""
+    pixels = read_picture(entry.path).pixels
     if pixels.shape[:2] != (entry.height, entry.width):
-        size = (
-            f"has {pixels.shape[0]}×{pixels.shape[1]} pixels, but the annotations specify {entry.height}×{entry.width}"
-        )
-        return None, [], [Problem(entry.path, size, "unreadable image")]
-    usable, problems = [], []
-    for position, region in enumerate(entry.regions):
+        size = f"{pixels.shape[0]}×{pixels.shape[1]} pixels, but the annotations specify {entry.height}×{entry.width}"
+        raise DataError(f"{entry.path} has {size}. Correct {entry.source}.")
+    usable, problems, empty = [], [], 0
+    for region in entry.regions:
         try:
             mask = decode_mask(region.segmentation, entry.height, entry.width)
         except DataError as error:
-            problems.append(Problem(entry.source, f"annotation {region.annotation_id} {error}", "bad annotation"))
+            problems.append(Problem(entry.source, f"annotation {region.annotation_id} {error}"))
             continue
-        window = region_window(mask, region.box)
-        if window is None:
-            problems.append(Problem(entry.source, f"annotation {region.annotation_id} has no pixel", "empty mask"))
+        if window := region_window(mask, region.box):
+            usable.append((region, mask, window))
         else:
-            usable.append((position, mask, window))
-    return pixels, usable, problems
+            empty += 1
+    return OpenedImage(pixels, usable, problems, empty)
 
 
 def region_window(mask: NDArray[np.uint8], box: Box | None) -> tuple[slice, slice] | None:
@@ -332,8 +269,8 @@ def decode_mask(segmentation: Any, height: int, width: int) -> NDArray[np.uint8]
     outlines = [p for p in polygons if _check_polygon(p, height, width) >= 3]
     if not outlines:
         return np.zeros((height, width), np.uint8)
-    with needs("COCO polygons need pycocotools", "'matbackprop[train]'"):
-        from pycocotools import mask as coco_mask
+    from pycocotools import mask as coco_mask
+
     return np.asarray(coco_mask.decode(coco_mask.merge(coco_mask.frPyObjects(outlines, height, width))))
 
 

@@ -12,10 +12,9 @@ import functools
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from torch import Tensor
 from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.configuration import Background
 from matbackprop.vision.data.cache import cache_key
-from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_regions
+from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_coco
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_folder, read_json, show
@@ -85,7 +84,6 @@ class Regions:
         labels: int64 (n,), indices into ``categories``.
         areas: float64 (n,), area in the original image, in pixels.
         categories: ``{"id": …, "name": …}``, sorted by id.
-        skipped: reason → number of skipped annotations.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,7 +91,6 @@ class Regions:
         try:
             meta = read_json(path / "meta.json", limit=1 << 28)
             self.categories: list[dict[str, Any]] = meta["categories"]
-            self.skipped: dict[str, int] = meta["skipped"]
             table = np.load(path / "table.npy", allow_pickle=False)
             self.sizes, self.labels, self.areas, self.image_ids, self.annotation_ids = (
                 np.ascontiguousarray(table[name]) for name in _ROW.fields or ()
@@ -124,7 +121,7 @@ class Regions:
 
 
 class _CroppedImage(NamedTuple):
-    """Crops of the usable regions of one image, and the problems of the others."""
+    """Crops of the usable regions of one image, and the bad annotations."""
 
     pixels: NDArray[np.uint8]
     table: np.ndarray
@@ -133,13 +130,12 @@ class _CroppedImage(NamedTuple):
 
 def _crop_image(task: tuple[ImageRegions, int, float]) -> _CroppedImage:
     entry, side, margin = task
-    image, usable, problems = open_regions(entry)
-    crops = [crop_region(image, mask, window, side=side, margin=margin) for _, mask, window in usable]  # type: ignore[arg-type]
+    image, usable, problems, _ = open_regions(entry)
+    crops = [crop_region(image, mask, window, side=side, margin=margin) for _, mask, window in usable]
     pixels, sizes = pad_crops(crops, side)
     table = np.zeros(len(usable), _ROW)
-    for row, (position, mask, _) in enumerate(usable):
-        region = entry.regions[position]
-        area = mask.sum() if region.area < 0 else region.area
+    for row, (region, mask, _) in enumerate(usable):
+        area = mask.sum() if region.area is None else region.area
         table[row] = sizes[row], region.label, area, entry.image_id, region.annotation_id
     return _CroppedImage(pixels, table, problems)
 
@@ -150,62 +146,54 @@ def _crop_all(images: list[ImageRegions], side: int, margin: float) -> Iterator[
 
 
 def cache_regions(
-    annotations: str | Path,
-    images: str | Path,
-    folder: str | Path,
-    *,
-    side: int = SIDE,
-    margin: float = 0.0,
-    missing_images: Literal["raise", "skip"] = "raise",
+    annotations: str | Path, images: str | Path, folder: str | Path, *, side: int = SIDE, margin: float = 0.0
 ) -> Regions:
     """Crop all regions in parallel, or open the cache ``folder/regions-<hash>`` if it exists.
 
-    ``side`` and ``margin`` are those of :func:`crop_region`. With ``missing_images="raise"``, images that are missing,
-    unreadable or of another size than annotated are errors.
+    ``side`` and ``margin`` are those of :func:`crop_region`. Bad annotations are skipped with a warning.
+
+    Raises:
+        DataError: an image is missing, unreadable or of another size than annotated, or no region is usable.
     """
     stat = Path(annotations).stat()
     key = cache_key(
         {
-            "version": 5,
+            "version": 6,
             "file": [Path(annotations).name, stat.st_size, stat.st_mtime_ns],
             "images": str(Path(images).resolve()),
-            "crop": [side, margin, missing_images],
+            "crop": [side, margin],
         }
     )
     path = Path(folder) / f"regions-{key}"
     if not path.exists():
-        index = read_regions(annotations, images, missing_images=missing_images)
-        crops = track(_crop_all(index.images, side, margin), "Cropping regions", len(index.images))
+        index = read_coco(annotations, images)
+        with_regions = [entry for entry in index.images if entry.regions]
+        unused = {entry.path for entry in index.images} - {entry.path for entry in with_regions}
+        if bad := [p for p in index.problems if p.kind == BAD_IMAGE and p.path not in unused]:
+            raise DataError(f"{annotations}: {len(bad)} images cannot be used: {first_problems(bad)}.")
+        crops = track(_crop_all(with_regions, side, margin), "Cropping regions", len(with_regions))
         with atomic_folder(path) as scratch:
-            _write_regions(scratch, side, index, crops, missing_images)
+            _write_regions(scratch, side, Path(annotations), index, crops)
     return Regions(path)
 
 
 def _write_regions(
-    folder: Path, side: int, index: RegionIndex, crops: Iterable[_CroppedImage], missing_images: str
+    folder: Path, side: int, annotations: Path, index: RegionIndex, crops: Iterable[_CroppedImage]
 ) -> None:
-    skipped, problems, tables = Counter(index.skipped), list(index.problems), []
-    file = index.images[0].source
+    problems, tables = list(index.problems), [np.zeros(0, _ROW)]
     with (folder / "pixels.bin").open("wb") as pixels:
-        for entry, cropped in zip(index.images, crops, strict=True):
-            bad_image = next((p for p in cropped.problems if p.kind in BAD_IMAGE), None)
-            if bad_image is not None and missing_images == "raise":
-                raise DataError(
-                    f"An image cannot be used: {bad_image}. Replace the file, or pass missing_images='skip'."
-                )
-            problems.extend(p for p in cropped.problems if p.kind != "empty mask")
-            skipped.update([bad_image.kind] * len(entry.regions) if bad_image else [p.kind for p in cropped.problems])
+        for cropped in crops:
+            problems += cropped.problems
             pixels.write(cropped.pixels.tobytes())
             tables.append(cropped.table)
         os.fsync(pixels.fileno())
     table = np.concatenate(tables)
     if not len(table):
-        raise DataError(f"{file} has no usable region. Skipped: {dict(skipped)} ({first_problems(problems, 2)}).")
+        raise DataError(f"{annotations} has no usable region. {first_problems(problems, 2)}")
     np.save(folder / "table.npy", table)
-    meta = {"side": side, "categories": index.categories, "skipped": skipped}
-    (folder / "meta.json").write_text(json.dumps(meta))
+    (folder / "meta.json").write_text(json.dumps({"side": side, "categories": index.categories}))
     if problems:
-        _log.warning("Skipped %d invalid entries of %s: %s", len(problems), file, first_problems(problems, 3))
+        _log.warning("Skipped %d invalid entries of %s: %s", len(problems), annotations, first_problems(problems, 3))
 
 
 def check_same_categories(train: Regions, validation: Regions) -> None:

@@ -181,8 +181,6 @@ class RegionDataConfig(DatasetConfig):
         "final: train on all images, validate on val, keep the last weights. tuning: hold out every fifth training "
         "image, keep the best weights on held-out images."
     )
-    missing_images: Literal["raise", "skip"] = "raise"
-    """How to handle missing or damaged image files."""
     side: Pixels = 200
     """Longest side of a region."""
     margin: NonNegative = 0.0

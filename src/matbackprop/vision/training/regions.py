@@ -31,8 +31,8 @@ from matbackprop.vision.training.system import Data
 def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
     """Return the training and validation regions. They are cropped and cached on the first call."""
     files = [coco_files(config.folder(), split) for split in ("train", "val")]
-    cropped = {name: getattr(config, name) for name in ("side", "margin", "missing_images")}
-    train, validation = (cache_regions(*pair, config.cache or default_cache_folder(), **cropped) for pair in files)
+    folder = config.cache or default_cache_folder()
+    train, validation = (cache_regions(*pair, folder, side=config.side, margin=config.margin) for pair in files)
     check_same_categories(train, validation)
     return train, validation
 
