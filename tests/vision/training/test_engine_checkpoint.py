@@ -97,7 +97,7 @@ def test_a_file_without_a_state_and_a_folder_are_rejected(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("processes", 3), ("optimizer", {}), ("schedule", 3)],
+    [("best_score", "0.5"), ("global_step", 2.0), ("processes", 3), ("optimizer", {}), ("schedule", 3), ("epoch", -1)],
 )
 def test_a_state_of_wrong_types_is_one_clear_error(tmp_path, field, value):
     run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))

@@ -391,6 +391,10 @@ class _Training:
             self._restore_optimizer(state)
             self.epoch, self.batch, self.step = state["epoch"], state["batch"], state["global_step"]
             self.best_score, self.best_step = state["best_score"], state["best_step"]
+            counts = (self.epoch, self.batch, self.step, self.best_step)
+            scored = isinstance(self.best_score, (float, int, type(None)))
+            if not scored or not all(type(count) is int and count >= 0 for count in counts):
+                raise TypeError("a count or a score has another type")
             then, now = len(state["processes"]), self.fabric.world_size
             if then == now:
                 process = state["processes"][self.fabric.global_rank]
