@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,6 @@ _MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "
 
 _KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
 _FILTERS = threading.Lock()  # warning filters are global
-_STRIP = 256  # rows
 # FFmpeg detects formats by content; a playlist could make it open other files or URLs.
 _VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
 _DARK = 64  # 12-bit values in 16 bits have high bytes below 16
@@ -176,11 +175,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
     except Image.DecompressionBombError:
         raise DataError(f"{path} has too many pixels. At most {MAX_PIXELS / 1e6:g} million are decoded.") from None
     except UnidentifiedImageError:
-        hint = (
-            " HEIC files need pillow-heif. Install it with: pip install pillow-heif"
-            if path.suffix.lower() in (".heic", ".heif")
-            else ""
-        )
+        hint = " HEIC files need: pip install pillow-heif" if path.suffix.lower() in (".heic", ".heif") else ""
         kinds = ", ".join(kind for kind in _KINDS if kind in Image.OPEN)
         raise DataError(f"{path} is not an image. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
@@ -202,38 +197,24 @@ def picture_of(image: Image) -> Picture:
 
     ImageOps.exif_transpose(image, in_place=True)  # avoids a copy
     if image.mode[0] in "IF":  # I, I;16, I;16B, F
-        return _rescale(image)
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    clear = image.has_transparency_data
-    for rows, strip in _strips(image):
-        if clear:
-            strip = strip.convert("RGBA")
-            strip = Image.alpha_composite(Image.new("RGBA", strip.size, "white"), strip)
-        pixels[rows] = np.asarray(strip if strip.mode == "RGB" else strip.convert("RGB"))
-    return Picture(pixels)
+        return _rescale(np.asarray(image))
+    if image.has_transparency_data:
+        clear = image.convert("RGBA")
+        image, alpha = clear.convert("RGB"), clear.getchannel("A")
+        del clear  # 200 MB
+        image = Image.composite(image, Image.new("RGB", image.size, "white"), alpha)
+    return Picture(np.array(image.convert("RGB")))
 
 
-def _strips(image: Image) -> Iterator[tuple[slice, Image]]:
-    """Yield strips of rows. Converting strip by strip limits memory."""
-    for top in range(0, image.height, _STRIP):
-        bottom = min(top + _STRIP, image.height)
-        yield slice(top, bottom), image.crop((0, top, image.width, bottom))
-
-
-def _rescale(image: Image) -> Picture:
-    low, high = np.inf, -np.inf
-    for _, strip in _strips(image):
-        values = np.asarray(strip)
-        if (finite := values[np.isfinite(values)]).size:
-            low, high = min(low, float(finite.min())), max(high, float(finite.max()))
-    if low > high:
+def _rescale(values: NDArray[Any]) -> Picture:
+    finite = np.isfinite(values)
+    if not finite.any():
         raise DataError("has no finite value.")
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    for rows, strip in _strips(image):
-        values = np.asarray(strip)
-        unit = (np.where(np.isfinite(values), values, low).astype(np.float32) - low) / (high - low or 1.0)
-        pixels[rows] = (255 * unit).round().astype(np.uint8)[..., None]
-    return Picture(pixels, (low, high))
+    low, high = float(values[finite].min()), float(values[finite].max())
+    unit = values.astype(np.float32)
+    unit[~finite] = low
+    unit = (unit - low) / (high - low or 1.0)
+    return Picture(np.repeat((255 * unit).round().astype(np.uint8)[..., None], 3, -1), (low, high))
 
 
 def _match(pattern: Path) -> list[Path]:
