@@ -204,7 +204,10 @@ class Other(Small):
 
 def test_saved_models_round_trip(tmp_path):
     model = Small(3, ["a", "b"])
-    model.save_pretrained(tmp_path / "m", classes=["a"])
+    model.save_pretrained(tmp_path / "m", classes=["a"], license="cc-by-4.0")
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: matbackprop\n") and "license: cc-by-4.0" in card
+    assert '| classes | `["a"]` |' in card and "| width | `3` |" in card
     again = Small.from_pretrained(tmp_path / "m")
     assert again.hparams_dict == {"width": 3, "names": ["a", "b"]}
     assert torch.equal(again.layer.weight, model.layer.weight)

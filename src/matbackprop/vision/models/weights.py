@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -103,14 +102,13 @@ CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 
 
 class PretrainedMixin:
-    """Mixin that adds :meth:`save_pretrained`, :meth:`from_pretrained` and :meth:`push_to_hub` to an ``nn.Module``.
+    """Mixin that adds :meth:`save_pretrained` and :meth:`from_pretrained` to an ``nn.Module``.
 
     Unlike with the mixin of ``huggingface_hub``, mismatched weights, unknown arguments and pickled files are errors.
     The class must store the arguments of its constructor in ``self.hparams_dict``.
 
     Example:
-        >>> import tempfile
-        >>> class Model(PretrainedMixin, nn.Module):
+        >>>         >>> class Model(PretrainedMixin, nn.Module):
         ...     def __init__(self, width=2):
         ...         super().__init__()
         ...         self.hparams_dict = {"width": width}
@@ -147,28 +145,6 @@ class PretrainedMixin:
         atomic_write(folder / CARD, model_card(config))
         atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
         return folder
-
-    def push_to_hub(self, name: str, *, private: bool = False, token: str | None = None, **options: Any) -> str:
-        """Upload the model with a model card to the Hugging Face hub and return the URL of the commit.
-
-        Args:
-            name: ``"owner/name"``; the repository is created if needed.
-            private: whether a new repository is private.
-            token: access token; None for the token of ``hf auth login``.
-            options: ``dtype`` and notes of :meth:`save_pretrained`, such as ``license="cc-by-4.0"``.
-        """
-        with needs(f"uploading {name} to the Hugging Face hub needs huggingface_hub", "huggingface_hub"):
-            from huggingface_hub import HfApi
-        api = HfApi(token=token)
-        with tempfile.TemporaryDirectory() as folder:
-            self.save_pretrained(folder, **options)
-            try:
-                api.create_repo(name, private=private, exist_ok=True)
-                return str(api.upload_folder(repo_id=name, folder_path=folder).commit_url)
-            except Exception as error:  # network libraries raise many exception types
-                raise WeightsError(
-                    f"{name} cannot be uploaded to the Hugging Face hub: {type(error).__name__}: {error}"
-                ) from error
 
     @classmethod
     def from_pretrained(cls: type[M], source: str | Path) -> M:
