@@ -7,7 +7,6 @@ read while compiling or under a transformation. Without checks, `nan_where` sets
 from __future__ import annotations
 
 import cmath
-import operator
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -267,6 +266,17 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, got {float(weight.detach().min()):.3g}.")
 
 
+def check_weight_totals(weight: Tensor) -> None:
+    """`check_weight_values`, and raise if all weights are zero."""
+    check_weight_values(weight)
+    empty = weight.detach().sum(-1) == 0
+    if bool(empty.any()):
+        raise DomainError(
+            f"All weights are zero in {int(empty.sum())} of {empty.numel()} batches. "
+            f"Pass a positive weight for at least one sample."
+        )
+
+
 def asymmetric(a: Tensor, unit: float = 0.0) -> Tensor | None:
     """Return which matrices ``(*batch,)`` are not symmetric or not finite, without synchronization; None if empty.
 
@@ -334,13 +344,3 @@ def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, lik
             f"{name} must broadcast to the batch shape {tuple(batch)}, one value per matrix, got shape "
             f"{tuple(p.shape)}."
         ) from error
-
-
-def check_ks(ks: Sequence[int]) -> list[int]:
-    try:
-        out = [operator.index(k) for k in ks]
-    except TypeError:
-        out = []
-    if not out or min(out) < 1:
-        raise ConfigurationError(f"ks must contain at least one positive integer, got {list(ks)}.")
-    return out

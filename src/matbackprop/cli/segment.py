@@ -18,7 +18,10 @@ from matbackprop.vision.files import atomic_write, printable
 from matbackprop.vision.progress import track
 
 if TYPE_CHECKING:
+    import torch
+
     from matbackprop.vision.inference import Segments
+    from matbackprop.vision.workers import Workers
 
 
 @dataclass
@@ -109,9 +112,8 @@ class _Save:
 
 def main(config: Config) -> dict[str, Any]:
     """Segment the images, write the results and print one line per image."""
-    from matbackprop.vision.inference import choose_device, load_segmenter
-    from matbackprop.vision.inference.segmenting import check_options
-    from matbackprop.vision.models.deep_ncuts import DeepNCuts
+    from matbackprop.vision.devices import choose_device
+    from matbackprop.vision.inference.image_sets import start_workers
 
     if config.k is not None and config.k < 1:
         raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
@@ -119,9 +121,22 @@ def main(config: Config) -> dict[str, Any]:
         raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
     paths = find_pictures(config.images)
     device = choose_device(config.device)
-    model = None if config.model == "none" else load_segmenter(config.model, device.type)
-    ks, formats = check_options(model, config.ks, config.side, config.scales, config.mirror), config.format
-    if isinstance(model, DeepNCuts):
+    batched = config.model != "none" and config.frames is None
+    with start_workers(device, len(paths) if batched else 0) as pool:  # while the model is loaded
+        return _segment(config, paths, device, pool)
+
+
+def _segment(config: Config, paths: list[Path], device: torch.device, pool: Workers) -> dict[str, Any]:
+    from matbackprop.vision.inference.image_sets import segment_files
+    from matbackprop.vision.inference.loading import load_segmenter
+    from matbackprop.vision.inference.segmenting import check_options
+    from matbackprop.vision.models.contours import ContourNet
+
+    model: Any = None if config.model == "none" else load_segmenter(config.model, device.type)
+    averaged: dict[str, Any] = {"scales": config.scales, "mirror": config.mirror}
+    ks, formats = check_options(model, config.ks, config.side, **averaged), config.format
+    clusters = not isinstance(model, ContourNet | None)
+    if clusters:
         formats = tuple(name for name in formats if name not in ("ucm2", "contours"))  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
     save = _Save(config.out, config.k, config.threshold, formats)
@@ -130,13 +145,10 @@ def main(config: Config) -> dict[str, Any]:
     keep = not (config.overwrite or config.frames)
     kept = {path: stem for path, stem in jobs if keep and save.exists(stem)}
     left = [job for job in jobs if job[0] not in kept]
-    if config.frames is not None or isinstance(model, DeepNCuts):
+    if config.frames is not None or clusters:
         results = _one_by_one(left, model, ks, save, config)
     else:
-        from matbackprop.vision.inference.image_sets import segment_files
-
-        averaged: dict[str, Any] = {"scales": config.scales, "mirror": config.mirror}
-        results = segment_files(left, model, save, ks=ks, side=config.side, **averaged)
+        results = segment_files(left, model, save, ks=ks, side=config.side, pool=pool, **averaged)
     entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
         from matbackprop.vision.inference.export import merge_coco

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,6 +43,12 @@ class Workers:
         done: Future[T] = Future()
         done.set_result(function(*args, **kwargs))
         return done
+
+    def start(self, modules: Sequence[str] = ()) -> Workers:
+        """Start all processes, which import ``modules``, without waiting for them."""
+        for _ in range(self.count):
+            self.submit(import_modules, modules)
+        return self
 
     def map(self, function: Callable[[Item], T], items: Iterable[Item]) -> Iterator[T]:
         """Apply a picklable function to every item in order, reading few items ahead."""
@@ -97,10 +105,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _begin() -> None:
-    import torch
-
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # if torch is imported later, which takes more than a second
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)
 
 
 def _exit_with_parent() -> None:
@@ -109,6 +117,12 @@ def _exit_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
+
+
+def import_modules(modules: Iterable[str]) -> None:
+    """Import modules by name."""
+    for module in modules:
+        importlib.import_module(module)
 
 
 def parallel_map(function: Callable[[Item], T], items: Sequence[Item], workers: int = 0) -> Iterator[T]:

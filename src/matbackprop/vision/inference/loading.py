@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -10,13 +12,17 @@ from matbackprop.errors import WeightsError
 from matbackprop.vision.configuration import suggest
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.files import shorten
-from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.models.weights import CONFIG, fetch_pretrained, pretrained_config
 
-Segmenter = ContourNet | DeepNCuts
-"""Networks that segment photographs."""
+if TYPE_CHECKING:
+    from matbackprop.vision.models.contours import ContourNet
+    from matbackprop.vision.models.deep_ncuts import DeepNCuts
+    from matbackprop.vision.models.deep_o2p import RegionClassifier
+
+    Segmenter = ContourNet | DeepNCuts
+
+_MODULES = {"ContourNet": "contours", "DeepNCuts": "deep_ncuts", "RegionClassifier": "deep_o2p"}
+"""Class of a model → its module, which is imported when a model of the class is loaded."""
 
 BOX = "box"
 """Name of the models in the package."""
@@ -36,11 +42,11 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     Raises:
         WeightsError: the model does not exist or is not a segmenter.
     """
-    model = load_model(source)
-    if isinstance(model, RegionClassifier):
+    kind, model = _load(source)
+    if kind == "RegionClassifier":
         raise WeightsError(f"{source} is a classifier. Train a segmenter with 'matbackprop train contours'.")
-    layout = torch.channels_last if isinstance(model, ContourNet) else model.backbone.memory_format
-    return model.to(choose_device(device), memory_format=layout)  # type: ignore[call-overload]
+    layout = torch.channels_last if kind == "ContourNet" else model.backbone.memory_format
+    return model.to(choose_device(device), memory_format=layout)  # type: ignore[no-any-return]
 
 
 def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
@@ -54,10 +60,10 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     Raises:
         WeightsError: the model does not exist or is not a classifier.
     """
-    model = load_model(f"{BOX}/classifier" if source == BOX else source)
-    if not isinstance(model, RegionClassifier):
+    kind, model = _load(f"{BOX}/classifier" if source == BOX else source)
+    if kind != "RegionClassifier":
         raise WeightsError(f"{source} is a segmenter. Train a classifier with 'matbackprop train o2p'.")
-    return model.to(choose_device(device))
+    return model.to(choose_device(device))  # type: ignore[no-any-return]
 
 
 def load_model(source: str | Path) -> Segmenter | RegionClassifier:
@@ -70,12 +76,17 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     Raises:
         WeightsError: the model does not exist.
     """
+    return _load(source)[1]  # type: ignore[no-any-return]
+
+
+def _load(source: str | Path) -> tuple[str, Any]:
+    """Return the name of the class of a saved model, and the model."""
     folder = model_folder(source)
-    name = pretrained_config(folder)["class"]
-    kind = {kind.__name__: kind for kind in (ContourNet, DeepNCuts, RegionClassifier)}.get(name)
-    if kind is None:
-        raise WeightsError(f"{folder} contains a {shorten(name)}, which cannot be loaded. Choose another model.")
-    return kind.from_pretrained(folder)
+    kind = pretrained_config(folder)["class"]
+    if kind not in _MODULES:
+        raise WeightsError(f"{folder} contains a {shorten(kind)}, which cannot be loaded. Choose another model.")
+    module = import_module(f"matbackprop.vision.models.{_MODULES[kind]}")
+    return kind, getattr(module, kind).from_pretrained(folder)
 
 
 def model_folder(source: str | Path) -> Path:

@@ -11,6 +11,7 @@ import copy
 import json
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,12 @@ from matbackprop.errors import ConfigurationError, needs
 from matbackprop.nn import for_export
 from matbackprop.vision.data.pictures import MAX_PIXELS
 from matbackprop.vision.files import atomic_write
-from matbackprop.vision.inference.loading import Segmenter
 from matbackprop.vision.models.backbones.base import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.models.deep_o2p import RegionClassifier
+
+if TYPE_CHECKING:
+    from matbackprop.vision.inference.loading import Segmenter
 
 
 def export_onnx(model: Segmenter | RegionClassifier, path: str | Path, *, size: tuple[int, int] = (321, 481)) -> Path:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_ks, check_matrix, check_weight, check_weight_values, wants_check
+from matbackprop.checks import check_matrix, check_weight, check_weight_values, wants_check
 from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.vision.segmentation.hierarchy import check_ks
 
 
 class KMeans(NamedTuple):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from matbackprop.checks import check_ks
-from matbackprop.errors import ShapeError, needs
+from matbackprop.errors import ConfigurationError, ShapeError, needs
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
 SMOOTHING = 1.2
@@ -23,6 +23,17 @@ SMALL = 3e-4
 Without it, half of the regions at the best threshold are very small. Chosen on 25 training images of BSDS500."""
 LEVELS = (2, 3, 4, 6, 8, 11, 16, 25)
 """Numbers of regions of eight levels of a hierarchy; chosen on training images of BSDS300."""
+
+
+def check_ks(ks: Sequence[int]) -> list[int]:
+    """Return numbers of regions or clusters as a list, or raise ConfigurationError."""
+    try:
+        out = [operator.index(k) for k in ks]
+    except TypeError:
+        out = []
+    if not out or min(out) < 1:
+        raise ConfigurationError(f"ks must contain at least one positive integer, got {list(ks)}.")
+    return out
 
 
 @dataclass(frozen=True)

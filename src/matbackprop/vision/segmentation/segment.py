@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.checks import check_floating, check_ks, check_matrix
+from matbackprop.checks import check_floating, check_matrix
 from matbackprop.errors import ConfigurationError, NonFiniteError, ShapeError, needs
 from matbackprop.functional._affinity import check_lambda
 from matbackprop.functional._matrix_function import matrix_sqrt
@@ -19,6 +19,7 @@ from matbackprop.functional._spectral_embedding import spectral_embedding
 from matbackprop.numerics import autocast_off, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.segmentation.clustering import cluster_scores
+from matbackprop.vision.segmentation.hierarchy import check_ks
 
 
 class Embedding(NamedTuple):
