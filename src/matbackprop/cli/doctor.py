@@ -5,18 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from matbackprop.vision.versions import package_versions
 
-EXTRAS = ("metrics", "train", "sift", "serve", "onnx", "video", "bench")
 TOLERANCE = 1e-6
+_PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "torchmetrics", "lightning-fabric", "safetensors", "pycocotools",
+             "kornia", "gradio", "timm", "torchvision", "transformers", "onnx", "av")  # fmt: skip
 
 
 @dataclass
@@ -32,7 +29,8 @@ def parse(word: str, arguments: Sequence[str], prog: str) -> Config:
 
 def main(config: Config) -> dict[str, Any]:
     """Print the report."""
-    report = {"versions": _versions(), "devices": _devices(), "data": _data(), "extras": _extras()}
+    report = {"versions": _versions(), "devices": _devices()}
+    report["data"] = {name: os.environ.get(name, "not set") for name in ("MATBACKPROP_DATA", "MATBACKPROP_CACHE")}
     for title, values in report.items():
         print(title)
         for name, value in values.items():
@@ -61,9 +59,8 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def _versions() -> dict[str, str]:
-    names = ("matbackprop", "torch", "lightning-fabric", "numpy", "scipy")
     system = {"python": platform.python_version(), "platform": platform.platform()}
-    return system | dict.fromkeys(names, "not installed") | package_versions(names)
+    return system | dict.fromkeys(_PACKAGES, "not installed") | package_versions(_PACKAGES)
 
 
 def _devices() -> dict[str, str]:
@@ -73,43 +70,6 @@ def _devices() -> dict[str, str]:
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         report[f"cuda:{i}"] = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
-    return report
-
-
-def _data() -> dict[str, str]:
-    root = os.environ.get("MATBACKPROP_DATA")
-    if not root:
-        report = {"MATBACKPROP_DATA": "not set. Recipes need --data.root or generated data (--data.generate)."}
-    elif not Path(root).is_dir():
-        report = {"MATBACKPROP_DATA": f"{root} is not a folder."}
-    else:
-        report = {"MATBACKPROP_DATA": root}
-        for name, sign in (("BSDS500", "data/groundTruth"), ("coco", "annotations"), ("weights", ".")):
-            report[name] = "found" if (Path(root) / name / sign).exists() else "not found"
-    with suppress(ImportError):  # NumPy is optional
-        from matbackprop.vision.data.cache import default_cache_folder
-
-        cache = default_cache_folder()
-        size = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-        report["cache"] = f"{cache}, {size / 1e6:.0f} MB"
-    return report
-
-
-def _extras() -> dict[str, str]:
-    try:
-        requirements = metadata.requires("matbackprop") or []
-    except metadata.PackageNotFoundError:
-        return dict.fromkeys(EXTRAS, "unknown. Install matbackprop with pip.")
-    needed: dict[str, set[str]] = {extra: set() for extra in EXTRAS}
-    for requirement in requirements:
-        found = re.match(r"([\w.-]+).*extra == ['\"]([\w-]+)", requirement)
-        if found and found[2] in needed and found[1] != "matbackprop":
-            needed[found[2]].add(found[1])
-    report = {}
-    for extra, names in needed.items():
-        missing = sorted(names - package_versions(names).keys())
-        install = f"missing {', '.join(missing)}. Install with: pip install 'matbackprop[{extra}]'"
-        report[extra] = install if missing else "complete"
     return report
 
 
