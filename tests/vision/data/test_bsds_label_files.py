@@ -201,28 +201,6 @@ def test_index_rejects_two_kinds_and_no_folder(tmp_path):
         index_label_files(tmp_path / "nowhere")
 
 
-def test_contours_are_not_accepted_as_labels(tmp_path):
-    from skimage.filters import sobel
-    from skimage.segmentation import find_boundaries
-
-    y, x = np.mgrid[:60, :80]
-    labels = (x // 20 + 4 * (y // 30)).astype(np.uint8)
-    rng = np.random.default_rng(0)
-    thin = find_boundaries(labels, mode="inner") * rng.integers(1, 256, labels.shape)  # strengths along thin lines
-    binary = np.where(find_boundaries(labels, mode="inner"), 255, 0)
-    binary[:, 1:] &= ~binary[:, :-1]
-    smooth = 255 * sobel(rng.random((60, 80)))
-    for number, contours in enumerate((thin, binary, smooth)):
-        path = tmp_path / f"contours_{number}.png"
-        Image.fromarray(contours.astype(np.uint8)).save(path)
-        with pytest.raises(DataError, match=rf"contours_{number}\.png contains contours"):
-            read_label_maps(path)
-    for number, good in enumerate((labels, np.zeros_like(labels), (x // 4 + 20 * (y // 4)).astype(np.uint16))):
-        path = tmp_path / f"labels_{number}.png"
-        Image.fromarray(good).save(path)
-        np.testing.assert_array_equal(read_label_maps(path)[0], good)
-
-
 def test_corrupt_mat_files_are_rejected(tmp_path):
     """SciPy's reader crashes on some of these files unless types and lengths are checked first."""
     write_ground_truth(tmp_path / "a.mat", [LABELS, LABELS])

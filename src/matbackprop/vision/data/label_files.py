@@ -39,7 +39,6 @@ def read_label_maps(path: str | Path, *, thresholds: int = 99) -> list[NDArray[n
     - ``.mat`` (version 5 to 7): a cell array ``segs`` of segmentations, a cell array ``groundTruth`` of human maps, an
       ultrametric contour map ``ucm2`` (double size), or else every two-dimensional integer array.
     - ``.png``: one map. Labels are gray values (1 to 16 bits), palette indices, or the colors of a color image.
-      Contours and photographs are rejected.
     - ``.npz``: arrays ``(h, w)`` or stacks ``(t, h, w)`` in the order of their names, including files written by
       ``matbackprop segment``.
     - ``.npy``: one such array.
@@ -212,16 +211,9 @@ def _read_png(path: Path) -> NDArray[np.integer]:
         if image.format != "PNG":
             raise DataError(f"is a {image.format} file. Save label maps as PNG, which is lossless.")
         array = np.asarray(image)
-        palette = image.mode == "P"
     if array.ndim == 3:  # each color is one label
         array = array.astype(np.int64) @ (256 ** np.arange(array.shape[2] - 1, -1, -1))
-    (labels,) = _labels([array], path)
-    if not palette and _is_drawn(labels):
-        raise DataError(
-            f"{path} contains contours or a photograph, not labels: few pixels outside its largest region are in a 2×2 "
-            "block of one value. Score contours with `matbackprop evaluate contours`; save such labels as .npy."
-        )
-    return labels
+    return _labels([array], path)[0]
 
 
 def read_contour_map(path: str | Path) -> NDArray[np.float32]:
@@ -263,20 +255,6 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
     if not ((strengths >= 0) & (strengths <= 1)).all():
         raise DataError(f"{path} has strengths outside [0, 1]. Divide them by their largest possible value.")
     return strengths
-
-
-def _is_drawn(labels: NDArray[np.integer]) -> bool:
-    """Return whether fewer than half of the pixels outside the most frequent value are in a constant 2×2 block."""
-    from scipy.ndimage import maximum_filter, minimum_filter
-
-    if min(labels.shape) < 16:
-        return False
-    values, counts = np.unique(labels, return_counts=True)
-    others = labels != values[counts.argmax()]
-    flat = (maximum_filter(labels, 2) == minimum_filter(labels, 2))[1:, 1:]  # blocks of pixels (i, i + 1)
-    inside = np.pad(flat, ((0, 1), (0, 1))) | np.pad(flat, ((1, 0), (0, 1)))
-    inside |= np.pad(flat, ((0, 1), (1, 0))) | np.pad(flat, ((1, 0), (1, 0)))
-    return int((others & inside).sum()) < 0.5 * int(others.sum())
 
 
 def _read_npz(path: Path) -> list[NDArray[np.integer]]:
