@@ -198,6 +198,22 @@ def test_a_long_side_in_parts(monkeypatch, shape):
         torch.testing.assert_close(square, eye, rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("n", [5, 12])
+@pytest.mark.parametrize("spread", [1.0, 1e2, 1e6])
+def test_polar_factor_of_tall_matrices(n, spread):
+    """By the Gram matrix, or by singular values for a wide spectrum, in one matrix of the batch."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 300, n, dtype=torch.float64, generator=generator)
+    x[1, :, 0] *= spread
+    q, s, v = svd.batched_polar(x, fine=False)
+    u, expected, vh = torch.linalg.svd(x, full_matrices=False)
+    torch.testing.assert_close(q, u @ vh, rtol=0, atol=1e-9)
+    torch.testing.assert_close(s, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        (v * s.unsqueeze(-2)) @ v.mT, (vh.mT * expected.unsqueeze(-2)) @ vh, rtol=1e-9, atol=1e-8
+    )
+
+
 def test_routes(monkeypatch):
     """Named by device, dtype, shape and digits; kernels take a short side up to 64, not one long matrix."""
     monkeypatch.setattr(svd.kernels, "takes", lambda x: min(x.shape[-2:]) <= 64)

@@ -1,9 +1,9 @@
 """Polar decomposition A = QP.
 
-The variation of Q is QΩ + (I − QQᵀ) dA P⁻¹ with Ω skew and PΩ + ΩP = QᵀdA − dAᵀQ. In the eigenbasis of P, solving for
-Ω divides by σᵢ + σⱼ, i ≠ j. P is the differentiable input; its eigenvalues and eigenvectors are constants. Derivatives
-of every order are therefore exact. For complex A, ᵀ is the conjugate transpose, and the diagonal of Ω is imaginary
-instead of zero.
+The variation of Q is QΩ + (I − QQᵀ) dA P⁻¹ with Ω skew and PΩ + ΩP = QᵀdA − dAᵀQ, that of P the symmetric part of
+QᵀdA − ΩP. In the eigenbasis of P, solving for Ω divides by σᵢ + σⱼ, i ≠ j. P is the differentiable input; its
+eigenvalues and eigenvectors are constants. Derivatives of every order are therefore exact. For complex A, ᵀ is the
+conjugate transpose, and the diagonal of Ω is imaginary instead of zero.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_differentiated
-from matbackprop.checks import check_size, prepare, raise_or_nan
+from matbackprop.checks import check_size, nan_where, prepare, raise_or_nan
 from matbackprop.cuda import polar as kernels
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
-from matbackprop.solvers import batched_svd
+from matbackprop.solvers.svd import batched_polar
 
 
 class PolarFactors(NamedTuple):
@@ -77,7 +77,7 @@ class _RightSolve(Operation):
 
     @staticmethod
     def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        return ((c @ vectors) / values.unsqueeze(-2)) @ vectors.mH
+        return c @ ((vectors / values.unsqueeze(-2)) @ vectors.mH)
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
@@ -92,83 +92,93 @@ class _RightSolve(Operation):
         return apply(_RightSolve, p, right if dp is None else right - x @ dp, *factors)
 
 
-class _OrthogonalFactor(Operation):
-    """Q of A = QP ``(*batch, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
+class _Known(NamedTuple):
+    q: Tensor
+    p: Tensor
+    values: Tensor  # of P
+    vectors: Tensor
+
+
+class _Factors(Operation):
+    """Q and P of A = QP ``(*batch, m, n)``, m ≥ n, given Q and the eigenvalues and eigenvectors of P."""
 
     forward_twice = "polar"
-    save = staticmethod(_saved)
 
     @staticmethod
-    def forward(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        return q.clone()
+    def forward(a: Tensor, q: Tensor, values: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return q.clone(), symmetrize((vectors * values.unsqueeze(-2)) @ vectors.mH)
 
     @staticmethod
-    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
-        return _variation(saved, g)
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _Known:
+        return _Known(*outputs, *inputs[2:])
 
     @staticmethod
-    def tangent(saved: _Saved, da: Tensor, *_: None) -> Tensor:
-        return _variation(saved, da)
+    def adjoint(saved: _Known, needed: Sequence[bool], g_q: Tensor | None, g_p: Tensor | None) -> Tensor:
+        q, p, *factors = saved
+        inside = torch.zeros_like(p) if g_q is None else q.mH @ g_q
+        along = None if g_p is None else symmetrize(g_p)
+        skew = inside if along is None else inside + 0.5 * (p @ along - along @ p)
+        mixed = 2 * apply(_SkewSolve, p, skew, *factors)
+        mixed = mixed if along is None else mixed + along
+        return q @ mixed if g_q is None else _with_outside(saved, g_q, inside, mixed)
+
+    @staticmethod
+    def tangent(saved: _Known, da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+        q, p, *factors = saved
+        inside = q.mH @ da
+        omega = 2 * apply(_SkewSolve, p, inside, *factors)
+        return _with_outside(saved, da, inside, omega), symmetrize(inside) + 0.5 * (p @ omega - omega @ p)
 
 
-def _variation(saved: _Saved, e: Tensor) -> Tensor:
-    """2QY + (I − QQᵀ) E P⁻¹, the derivative of Q in the direction E; it is self-adjoint."""
-    a, q, *factors = saved
-    p = symmetrize(q.mH @ a)
-    out = 2 * q @ apply(_SkewSolve, p, q.mH @ e, *factors)
-    if a.shape[-2] > a.shape[-1]:
-        out = out + apply(_RightSolve, p, e - q @ (q.mH @ e), *factors)
-    return out
+def _with_outside(saved: _Known, e: Tensor, inside: Tensor, mixed: Tensor) -> Tensor:
+    """QM + (I − QQᵀ) E P⁻¹, with QᵀE."""
+    q, p, *factors = saved
+    if q.shape[-2] == q.shape[-1]:
+        return q @ mixed
+    return q @ (mixed - apply(_RightSolve, p, inside, *factors)) + apply(_RightSolve, p, e, *factors)
 
 
-def _factors(
+def polar_factors(
     a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str
-) -> tuple[Tensor, Tensor | None]:
-    """:func:`orthogonal_factor`, and P if a kernel has computed it."""
-    n = a.shape[-1]
-    tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, n))
-    fault = (
-        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use different "
-        f"data, or add a multiple of the expected matrix."
-    )
-    if kernels.takes(a):
-        unchecked = None if check_values is None else False
-
-        def fallback(a: Tensor) -> tuple[Tensor, Tensor]:
-            q = _orthogonal_factor(a, rotation, carried, unchecked, tol, fault)
-            half = product(0.5 * q.mH, a)
-            return q, half + half.mH
-
-        q, p = kernels.polar(a, rotation, -1.0 if check_values is None else tol, fallback)
-        if check_values:
-            raise_or_nan(q.detach().isnan().any(-1).any(-1), q, True, DomainError, fault)
-        return q, p
-    return _orthogonal_factor(a, rotation, carried, check_values, tol, fault), None
-
-
-def _orthogonal_factor(
-    a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, tol: float, fault: str
-) -> Tensor:
-    w, s, vh = batched_svd(a.detach(), fine=is_double(carried))
-    if rotation and s.shape[-1]:
-        last = torch.arange(s.shape[-1], device=s.device) == s.shape[-1] - 1
-        sign = torch.where(last, torch.linalg.det(w @ vh).sign().unsqueeze(-1), 1)
-        w, s = w * sign.unsqueeze(-2), s * sign
-    out = apply(_OrthogonalFactor, a, w @ vh, s, vh.mH)
-    if check_values is None or s.numel() == 0:
-        return out
-    least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
-    bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
-    return raise_or_nan(bad, out, check_values, DomainError, fault)
-
-
-def orthogonal_factor(a: Tensor, rotation: bool, carried: torch.dtype, check_values: bool | None, what: str) -> Tensor:
-    """Q of A ``(*batch, m, n)``, m ≥ n, a rotation if requested.
+) -> tuple[Tensor, Tensor]:
+    """Q and P of A ``(*batch, m, n)``, m ≥ n, with a rotation Q if requested.
 
     If Q is not unique, raise an error, or return NaN if ``check_values`` is False; None accepts any Q. ``carried`` is
     the dtype whose precision the data have. For a rotation Q = W diag(1, …, ±1) Vᵀ, and the last eigenvalue of P is ±σ.
     """
-    return _factors(a, rotation, carried, check_values, what)[0]
+    tol = max(0.5 * torch.finfo(carried).eps, zero_tolerance(carried, a.dtype, a.shape[-1]))
+    fault = (
+        f"have no unique {what}: their smallest singular values are zero, or equal at a reflection. Use different "
+        f"data, or add a multiple of the expected matrix."
+    )
+
+    def general(a: Tensor, check_values: bool | None) -> tuple[Tensor, Tensor]:
+        q, s, v = _decompose(a.detach(), rotation, is_double(carried))
+        pair: tuple[Tensor, Tensor] = apply(_Factors, a, q, s, v)
+        if check_values is None or s.numel() == 0:
+            return pair
+        least = s[..., -2:].sum(-1) if rotation else s[..., -1]  # the smallest sum that divides
+        bad = s[..., 0].isnan() if rotation and s.shape[-1] == 1 else ~(least > tol * s[..., 0])
+        return raise_or_nan(bad, pair[0], check_values, DomainError, fault), nan_where(bad, pair[1])
+
+    if not kernels.takes(a):
+        return general(a, check_values)
+    unchecked = None if check_values is None else False
+    q, p = kernels.polar(a, rotation, -1.0 if check_values is None else tol, lambda a: general(a, unchecked))
+    if check_values:
+        raise_or_nan(q.detach().isnan().any(-1).any(-1), q, True, DomainError, fault)
+    return q, p
+
+
+def _decompose(a: Tensor, rotation: bool, fine: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Q, and the eigenvalues and eigenvectors of P, the largest singular value first."""
+    q, s, v = batched_polar(a, fine=fine)
+    if rotation and s.shape[-1]:
+        mirrored = torch.linalg.det(q) < 0
+        last = v[..., -1:]
+        q = torch.where(mirrored[..., None, None], q - 2 * (q @ last) @ last.mH, q)
+        s = torch.cat([s[..., :-1], torch.where(mirrored.unsqueeze(-1), -s[..., -1:], s[..., -1:])], -1)
+    return q, s, v
 
 
 def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None = None) -> PolarFactors:
@@ -210,13 +220,11 @@ def polar(a: Tensor, *, check: bool | None = None, precision: torch.dtype | None
     if check_values and is_differentiated(a):  # P has the scale of A, and its derivatives have products of it
         check_size(a, unit.dtype, "a", "sums")
     with autocast_off(a.device.type):
-        x = a.to(unit.dtype)
-        p = None
-        if a.shape[-2] >= a.shape[-1]:
-            q, p = _factors(unit, False, a.dtype, check_values, "polar decomposition")
+        if a.shape[-2] < a.shape[-1]:
+            q = polar_factors(unit.mH, False, a.dtype, check_values, "polar decomposition")[0].mH.resolve_conj()
         else:
-            q = orthogonal_factor(unit.mH, False, a.dtype, check_values, "polar decomposition").mH.resolve_conj()
-        if p is None or factors is not None:
-            half = product(0.5 * q.mH, x)  # its symmetric part is in range if P is
+            q, p = polar_factors(unit, False, a.dtype, check_values, "polar decomposition")
+        if factors is not None or a.shape[-2] < a.shape[-1]:
+            half = product(0.5 * q.mH, a.to(unit.dtype))  # its symmetric part is in range if P is
             p = half + half.mH
         return PolarFactors(q.to(a.dtype), p.to(a.dtype))

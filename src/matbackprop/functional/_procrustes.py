@@ -8,7 +8,7 @@ from torch import Tensor
 from matbackprop.checks import check_matrix, check_weight, check_weight_values, into_range, prepare
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
-from matbackprop.functional._polar import orthogonal_factor
+from matbackprop.functional._polar import polar_factors
 from matbackprop.numerics import autocast_off, real_dtype
 
 
@@ -43,7 +43,7 @@ def project_rotation(a: Tensor, *, check: bool | None = None, precision: torch.d
     """
     x, check_values, *_ = prepare(a, "a", check, precision, sizes="rescale", square=True, or_complex=False)
     with autocast_off(a.device.type):
-        return orthogonal_factor(x, True, a.dtype, check_values, "nearest rotation").to(a.dtype)
+        return polar_factors(x, True, a.dtype, check_values, "nearest rotation")[0].to(a.dtype)
 
 
 def procrustes(
@@ -110,6 +110,5 @@ def procrustes(
             y = weight.unsqueeze(-1) * y
         moments = product(x.mH, y)
         what = "orthogonal matrix" if reflection else "rotation"
-        return orthogonal_factor(moments, not reflection, carried, check_values, f"{what} between the points").to(
-            carried
-        )
+        q, _ = polar_factors(moments, not reflection, carried, check_values, f"{what} between the points")
+        return q.to(carried)

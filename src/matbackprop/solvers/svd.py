@@ -121,18 +121,40 @@ def _thin_svd(x: Tensor, fine: bool) -> Factors:
     if fine or not (x.is_cpu and is_plain(x)):
         u, s, vh = _gram_svd(x.mH if tall else x, fine)
     else:
-        short = x.mH.contiguous() if tall and x.shape[-1] <= _FEW else x.mH if tall else x
-        values, q = batched_eigh(short @ short.mH)
-        q = q.flip(-1)
-        if not bool((values[..., 0] * SPREAD[fine] > values[..., -1]).all()):
+        short, values, q, accurate = _gram_eigh(x)
+        if not accurate:
             u, s, vh = _gram_svd(short, fine, q)
         else:
-            s = values.flip(-1).sqrt_()
+            s = values.sqrt_()
             scaled = q / s.unsqueeze(-2)
             if tall and x.shape[-1] > _FEW:
                 return x @ scaled, s, q.mH.contiguous()
             u, vh = q, scaled.mH @ short
     return (vh.mH.contiguous(), s, u.mH.contiguous()) if tall else (u, s, vh)  # forward mode takes no views as outputs
+
+
+def _gram_eigh(x: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+    """Return X with the short side first, the eigenvalues, descending, and eigenvectors of its Gram matrix.
+
+    Also return whether they have float32 digits.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    short = x.mH.contiguous() if tall and x.shape[-1] <= _FEW else x.mH if tall else x
+    values, q = batched_eigh(short @ short.mH)
+    return short, values.flip(-1), q.flip(-1), bool((values[..., 0] * SPREAD[False] > values[..., -1]).all())
+
+
+def batched_polar(x: Tensor, *, fine: bool) -> Factors:
+    """Q of X = QP with m ≥ n, and the eigenvalues, descending, and eigenvectors of P; not differentiable."""
+    x = x.detach()
+    if _route(x, False, fine) == "gram" and x.is_cpu and is_plain(x) and x.shape[-2] > x.shape[-1]:
+        short, values, v, accurate = _gram_eigh(x)
+        if accurate:
+            s = values.sqrt_()
+            inverse = (v / s.unsqueeze(-2)) @ v.mH
+            return (inverse @ short).mH if x.shape[-1] <= _FEW else x @ inverse, s, v
+    u, s, vh = batched_svd(x, fine=fine)
+    return u @ vh, s, vh.mH
 
 
 def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:

@@ -17,7 +17,7 @@ from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
-from matbackprop.functional._polar import orthogonal_factor
+from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.functional._sylvester import lyapunov_of_definite
 from matbackprop.numerics import inner, real_dtype, symmetrize
@@ -170,7 +170,8 @@ class _BuresWasserstein:
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
         one, other = definite_factor(a, False, "a"), definite_factor(b, False, "b")
-        value = _squared(one - other @ orthogonal_factor(other.mH @ one, False, a.dtype, None, "polar factor"))
+        q, _ = polar_factors(other.mH @ one, False, a.dtype, None, "polar factor")
+        value = _squared(one - other @ q)
         wide = _spread(one) * _spread(other) > _MOST_SPREAD
         if not refinement_needed(wide):
             return value
