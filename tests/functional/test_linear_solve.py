@@ -4,9 +4,17 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from matbackprop import linear_solve
+from matbackprop import generalized_eigh, linear_solve
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.errors import DtypeError, NonFiniteError, NumericalError, ShapeError, SolverError, SymmetryError
+from matbackprop.errors import (
+    DomainError,
+    DtypeError,
+    NonFiniteError,
+    NumericalError,
+    ShapeError,
+    SolverError,
+    SymmetryError,
+)
 from matbackprop.functional._linear_solve import solve_by_products
 from matbackprop.numerics import symmetrize
 
@@ -132,6 +140,40 @@ def test_transformations_of_the_dense_routes():
 def test_bad_input(call, error):
     with pytest.raises(error):
         call()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("n", [4, 5, 16, 40])
+def test_singular_matrices_are_rejected_regardless_of_their_pivots(n, dtype):
+    """Regression: in up to 24 % of them all pivots exceed the rounding error."""
+    generator = torch.Generator().manual_seed(n)
+    f, g = torch.randn(2, 50, n, n - 1, dtype=torch.float64, generator=generator)
+    gram, ones, eye = symmetrize(f @ f.mT).to(dtype), torch.ones(50, n, dtype=dtype), torch.eye(n, dtype=dtype)
+    operators = [
+        (lambda a, check: linear_solve(a, ones, symmetric=True, check=check), gram),
+        (lambda a, check: linear_solve(a, ones, check=check), (f @ g.mT).to(dtype)),
+        (lambda a, check: generalized_eigh(eye.expand_as(a), a, check=check).eigenvectors, gram),
+    ]
+    for operator, a in operators:
+        with pytest.raises(DomainError, match="50 of 50"):
+            operator(a, None)
+        assert bool(operator(a, False).isnan().all())
+
+
+@pytest.mark.parametrize("n", [4, 16])
+def test_regular_matrices_with_small_eigenvalues_are_solved(n):
+    generator = torch.Generator().manual_seed(n)
+    u, v = torch.linalg.qr(torch.randn(2, 50, n, n, dtype=torch.float64, generator=generator))[0]
+    values = torch.logspace(0, -12, n, dtype=torch.float64)
+    units = 10.0 ** torch.arange(n).double().remainder(7).sub(3)
+    gram = symmetrize((u * values) @ u.mT)
+    for a, symmetric in (
+        (gram, True),
+        (units * gram * units.unsqueeze(-1), True),
+        ((u * values) @ v.mT * units, False),
+    ):
+        x = linear_solve(a, a.sum(-1), symmetric=symmetric)
+        torch.testing.assert_close(x * units, units.expand_as(x), rtol=1e-2, atol=1e-2 * float(units.max()))
 
 
 def test_conjugate_gradients_report_failed_convergence():

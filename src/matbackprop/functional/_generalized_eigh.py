@@ -43,7 +43,7 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
 
     values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
     if values.numel() and refinement_needed(ill_determined(values)):
-        root = definite_factor(a, False, "a")  # the pivots of a singular A are rounding errors
+        root = definite_factor(a, False, "a", a.dtype)
         definite = ~root.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1) & values.isfinite().all(-1)
         root = torch.where(definite[..., None, None], root, eye)
         dual = torch.linalg.solve_triangular(root, eye, upper=False).mH

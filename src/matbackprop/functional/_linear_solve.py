@@ -14,6 +14,7 @@ from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError, DtypeError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, inner, symmetrize, zero_tolerance
+from matbackprop.refinement import refinement_needed
 
 
 class _Solution(NamedTuple):
@@ -96,28 +97,50 @@ def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tens
     return factor
 
 
-def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
-    """Return L with B = LLᵀ. A squared pivot within `zero_tolerance` of its diagonal entry counts as zero.
+def _one_at(index: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
+    """Columns ``(*batch, n, 1)`` with one nonzero entry, that of ``size`` ``(*batch, n)`` at an index."""
+    return torch.zeros_like(size).scatter(-1, index, size.gather(-1, index)).unsqueeze(-1).to(dtype)
 
-    ``dtype`` is that of the data, if not that of B.
+
+def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    """Return L with B = LLᵀ; ``dtype`` is that of the data, or None if B is definite by construction.
+
+    B counts as singular if, scaled to a unit diagonal, a pivot and an eigenvalue are small. One step of inverse
+    iteration estimates the eigenvalue. Pivots alone are not sufficient: those of a singular matrix may be larger.
     """
     with without_magma(b):
         lower, info = torch.linalg.cholesky_ex(b)
-    pivots, diagonal = (t.diagonal(dim1=-2, dim2=-1).real for t in (lower, b))
-    tol = zero_tolerance(dtype or b.dtype, b.dtype, b.shape[-1])
-    bad = (info != 0) | ~(pivots.square() > tol * diagonal).all(-1)
+        bad = info != 0
+        if dtype is not None and b.shape[-1]:
+            tol = zero_tolerance(dtype, b.dtype, b.shape[-1])
+            unit, pivots = b.diagonal(dim1=-2, dim2=-1).real.sqrt(), lower.diagonal(dim1=-2, dim2=-1).real
+            least, worst = (pivots / unit).square().min(-1, keepdim=True)
+            doubtful = ~(least.squeeze(-1) > tol**0.5)
+            if refinement_needed(doubtful):
+                x = unit * torch.cholesky_solve(_one_at(worst, unit, b.dtype), lower).squeeze(-1)
+                eigenvalue = x.gather(-1, worst).squeeze(-1).real / inner(x, x, (-1,))
+                bad = bad | (doubtful & ~(eigenvalue > tol))
     return _usable(lower, bad, check_values, f"{name} are not positive definite")
 
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
-    """Return LU factors and pivots. Pivots within `zero_tolerance` of the largest entry of a column count as zero."""
+    """Return LU factors and pivots.
+
+    A counts as singular if, after scaling columns to a largest entry of 1, a pivot and a singular value are small. One
+    step of inverse iteration estimates the singular value.
+    """
     with without_magma(a):
         factor, pivots, info = torch.linalg.lu_factor_ex(a)
-    if a.shape[-1] == 0:
-        return factor, pivots
-    tol = zero_tolerance(dtype, a.dtype, a.shape[-1])
-    least = factor.diagonal(dim1=-2, dim2=-1).abs()
-    bad = (info != 0) | ~(least > tol * a.abs().amax(-2)).all(-1)
+        if a.shape[-1] == 0:
+            return factor, pivots
+        bad, tol, unit = info != 0, zero_tolerance(dtype, a.dtype, a.shape[-1]), a.abs().amax(-2)
+        least, worst = (factor.diagonal(dim1=-2, dim2=-1).abs() / unit).min(-1, keepdim=True)
+        doubtful = ~(least.squeeze(-1) > tol**0.5)
+        if refinement_needed(doubtful):
+            y = torch.linalg.lu_solve(factor, pivots, _one_at(worst, unit, a.dtype), adjoint=True)
+            y = y / torch.linalg.vector_norm(y, dim=-2, keepdim=True)
+            x = unit.unsqueeze(-1) * torch.linalg.lu_solve(factor, pivots, y)
+            bad = bad | (doubtful & ~(torch.linalg.vector_norm(x, dim=(-2, -1)) * tol < 1))
     return _usable(factor, bad, check_values, "a are singular"), pivots
 
 
