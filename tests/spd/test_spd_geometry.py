@@ -199,6 +199,14 @@ def test_the_iteration_for_means_is_not_mapped():
     a = torch.stack([EYE, 2 * EYE])
     with pytest.raises(SolverError, match="leading dimensions"):
         torch.func.vmap(torch.func.grad(lambda a: spd.mean(a).sum()))(torch.stack([a, a]))
+    with pytest.raises(SolverError, match="leading dimensions"):
+        torch.func.vmap(lambda weight: spd.mean(a, weight))(torch.rand(3, 2))
+
+
+def test_log_euclidean_means_are_mapped_over_weights():
+    a, weights = torch.stack([EYE, 2 * EYE]), torch.tensor([[1.0, 1.0], [1.0, 3.0]], dtype=EYE.dtype)
+    means = torch.func.vmap(lambda weight: spd.mean(a, weight, metric="log_euclidean"))(weights)
+    torch.testing.assert_close(means[:, 0, 0], torch.tensor([2**0.5, 2**0.75], dtype=EYE.dtype))
 
 
 @pytest.mark.parametrize("decades", [3, 5])
@@ -276,7 +284,7 @@ def test_bad_input():
         spd.mean(EYE)
     with pytest.raises(ShapeError, match="one per matrix"):
         spd.mean(A, torch.ones(3))
-    with pytest.raises(DomainError, match="weights of a mean are zero"):
+    with pytest.raises(DomainError, match="All weights are zero"):
         spd.mean(A, torch.zeros(2))
     with pytest.raises(DomainError, match="negative"):
         spd.mean(A, torch.tensor([2.0, -1.0]))

@@ -15,7 +15,7 @@ from matbackprop.checks import (
     check_matrix,
     check_option,
     check_weight,
-    check_weight_values,
+    check_weight_totals,
     nan_where,
     prepare,
     wants_check,
@@ -136,7 +136,7 @@ def whiten(
                 if tensor is not None:
                     check_finite(tensor, name)
             if weight is not None:
-                _check_weights(weight)
+                check_weight_totals(weight)
         dtype, d, inside = rows.dtype, x.shape[-1], real_dtype(rows.dtype)
         if mean is None or covariance is None:
             fraction = normalized_weights(rows, weight)
@@ -198,14 +198,4 @@ def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, cov
         raise ShapeError(
             f"mean and covariance must broadcast to {shapes[0]} and {shapes[1]} for samples of shape {tuple(x.shape)}, "
             f"got {tuple(mean.shape)} and {tuple(covariance.shape)}."
-        )
-
-
-def _check_weights(weight: Tensor) -> None:
-    check_weight_values(weight)
-    empty = weight.detach().sum(-1) == 0
-    if bool(empty.any()):
-        raise DomainError(
-            f"All weights are zero in {int(empty.sum())} of {empty.numel()} batches. "
-            f"Pass a positive weight for at least one sample."
         )

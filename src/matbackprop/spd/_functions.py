@@ -62,8 +62,12 @@ def prepare_definite(
     precision: torch.dtype | None,
     symmetric: Sequence[str] = (),
     semidefinite: bool = False,
+    others: Sequence[Tensor] = (),
 ) -> DefiniteMatrices:
-    """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite."""
+    """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite.
+
+    ``others`` are further tensor arguments, as in `prepare`.
+    """
     given = tuple(matrices.values())
     for name, a in matrices.items():
         check_matrix(a, name, square=True, or_complex=True)
@@ -72,7 +76,7 @@ def prepare_definite(
         raise ShapeError(f"Matrices must have the same order, got {shapes_of(matrices)}.")
     has_complex = any(a.is_complex() for a in given)
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
-    check_values = wants_check(check, *given)
+    check_values = wants_check(check, *given, *others)
     converted, marks, definite = [], [], []
     for name, a in matrices.items():
         ready = checks.prepare(a, name, check_values, precision, sizes="products", symmetric=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import check_finite, check_weight_values
+from matbackprop.checks import check_weight_totals
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, congruent, definite_factor, spectrum_of_pencil
@@ -230,7 +230,7 @@ def mean(
         raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
     if max_iterations < 0:
         raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
-    given = prepare_definite({"a": a}, check, precision)
+    given = prepare_definite({"a": a}, check, precision, others=() if weight is None else (weight,))
     (x,) = given.matrices
     if a.ndim < 3 or a.shape[-3] == 0:
         raise ShapeError(f"a must be (*batch, m, n, n) with m ≥ 1, got shape {tuple(a.shape)}. Stack the matrices.")
@@ -239,17 +239,14 @@ def mean(
         w = x.new_ones(x.shape[:-2], dtype=real_dtype(x.dtype)) if weight is None else weight.to(real_dtype(x.dtype))
         if w.shape != x.shape[:-2]:
             raise ShapeError(f"weight must have shape {tuple(x.shape[:-2])}, one per matrix, got {tuple(w.shape)}.")
+        if metric != "log_euclidean" and (is_batched(x) or is_batched(w)):
+            raise SolverError("The iteration for a mean depends on values. Replace vmap by leading dimensions.")
         if given.check_values and weight is not None:
-            check_finite(weight, "weight")
-            check_weight_values(weight)
-            if bool((weight.detach().sum(-1) == 0).any()):
-                raise DomainError("All weights of a mean are zero. Pass at least one positive weight.")
+            check_weight_totals(weight)
         w = w / w.sum(-1, keepdim=True)
         given = given._replace(mark=given.mark.prod(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
             return given.result(_log_euclidean_mean(x, w), "The mean", "Scale the matrices.")
-        if is_batched(x) or is_batched(w):
-            raise SolverError("The iteration for a mean depends on values. Replace vmap by leading dimensions.")
         kind = _MEANS[metric]
         order = descending(x.detach().mean(-3))
         x = order.unsqueeze(-3) @ x @ order.mT.unsqueeze(-3)
