@@ -241,18 +241,15 @@ def regions(coco, tmp_path):
     return cr.cache_regions(*coco(actual), tmp_path / "cache", side=20)
 
 
-def test_resident_and_read_batches_are_the_same(regions):
-    read, resident = (
-        cr.RegionSource(regions, np.arange(2, 12), seed=3, jitter=2, flip=True, resident=resident, canvas=27)
-        for resident in (False, True)
-    )
-    indices = torch.tensor([7, 0, 3])
-    batches = [s.assemble(s.fetch(indices, 5), torch.device("cpu")) for s in (read, resident)]
-    for one, other in zip(*batches, strict=True):
-        torch.testing.assert_close(one, other)
-    assert batches[0].regions.tolist() == [9, 2, 5]
-    assert batches[0].target.tolist() == regions.labels[[9, 2, 5]].tolist()
-    assert resident.fetch(indices, 5).pixels is None
+def test_batches_contain_the_regions_of_their_items(regions):
+    source = cr.RegionSource(regions, np.arange(2, 12), seed=3, jitter=2, flip=True)
+    batch = source.fetch(torch.tensor([7, 0, 3]), 5)
+    assert batch.regions.tolist() == [9, 2, 5]
+    assert batch.target.tolist() == regions.labels[[9, 2, 5]].tolist()
+    np.testing.assert_array_equal(batch.pixels, regions.pixels[[9, 2, 5]])
+    placed = cr.place_batch(batch, 27, "keep")
+    expected = cr.place_regions(batch.pixels, torch.arange(3), batch.sizes, batch.placement, canvas=27)
+    torch.testing.assert_close(tuple(placed[2:]), expected)
     still = cr.RegionSource(regions, np.arange(12))
     assert not any(still.fetch(torch.arange(12), epoch).placement.any() for epoch in (0, 1))
     with pytest.raises(DataError, match="No region is left"):

@@ -12,7 +12,7 @@ import matbackprop
 from matbackprop.cli import main
 from matbackprop.errors import DataError, ShapeError, WeightsError
 from matbackprop.vision.data.coco import coco_files, decode_mask, read_coco
-from matbackprop.vision.data.coco_regions import RegionSource, cache_regions
+from matbackprop.vision.data.coco_regions import RegionSource, cache_regions, place_batch
 from matbackprop.vision.data.shapes import write_shapes_coco
 from matbackprop.vision.inference import classify_regions, load_classifier, loading
 from matbackprop.vision.models.deep_o2p import RegionClassifier
@@ -46,13 +46,13 @@ def build(**options):
 @pytest.mark.parametrize(
     ("options", "cropped", "placed"),
     [
-        (MODEL, {}, {"background": "mask"}),
+        (MODEL, {}, (227, "mask")),
         (
             {"head": "fc", "average": True, "canvas": 99, "side": 90, "background": "keep", "margin": 0.3},
             {"side": 90, "margin": 0.3},
-            {"canvas": 99, "background": "keep"},
+            (99, "keep"),
         ),
-        ({"head": "o2p", "canvas": 67, "reduce": 4, "side": 50}, {"side": 50}, {"canvas": 67}),
+        ({"head": "o2p", "canvas": 67, "reduce": 4, "side": 50}, {"side": 50}, (67, "keep")),
     ],
     ids=["default", "margin", "size"],
 )
@@ -60,8 +60,8 @@ def test_predictions_equal_those_of_the_training_pipeline(shapes, tmp_path, opti
     model = build(**options)
     files = coco_files(shapes, "train")
     regions = cache_regions(*files, tmp_path, **cropped)
-    source = RegionSource(regions, np.arange(len(regions)), **placed)
-    batch = source.assemble(source.fetch(torch.arange(len(regions)), 0), torch.device("cpu"))
+    source = RegionSource(regions, np.arange(len(regions)))
+    batch = place_batch(source.fetch(torch.arange(len(regions)), 0), *placed)
     with torch.no_grad():
         expected = model(batch.image, batch.mask).softmax(-1)
     model.save_pretrained(tmp_path / "model")

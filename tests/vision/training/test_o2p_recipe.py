@@ -112,7 +112,7 @@ def test_the_tuning_split_takes_training_images_only(config):
     assert not any(isinstance(value, torch.nn.Module) for value in vars(data).values())  # the model is not kept alive
     regions = data.train_regions
     assert data.validation_regions is regions
-    fit_images, tune_images = (set(regions.image_ids[data.positions[part]]) for part in ("train", "validation"))
+    fit_images, tune_images = (set(regions.image_ids[one.positions]) for one in (data.train, data.validation))
     assert fit_images and tune_images and not fit_images & tune_images
 
 
@@ -147,13 +147,12 @@ def test_frozen_descriptors_are_computed_once_and_the_saved_model_agrees(config,
     model = module.model.eval()
     assert (model.margin, model.background) == (0.1, "keep")
     data = build(frozen)[1]
-    options = {"canvas": frozen.data.canvas, "background": frozen.data.background}
-    source = coco_regions.RegionSource(data.validation_regions, data.positions["validation"], **options)
+    source = coco_regions.RegionSource(data.validation_regions, np.asarray(data.validation.positions))
     indices = torch.arange(len(source))
-    batch = source.assemble(source.fetch(indices, 0), torch.device("cpu"))
+    batch = coco_regions.place_batch(source.fetch(indices, 0), frozen.data.canvas, frozen.data.background)
     with torch.no_grad():  # from the pictures; training used descriptors in half precision
         scores = model(batch.image, batch.mask)
-        trained = module.scores(data.on_device(indices, torch.device("cpu"), training=False))
+        trained = module.scores(data.validation.fetch(indices, 0))
     torch.testing.assert_close(scores, trained, rtol=1e-2, atol=1e-2)
 
 

@@ -99,7 +99,6 @@ class Regions:
             self.pixels: np.ndarray = np.memmap(path / "pixels.bin", np.uint8, "r", shape=shape)
         except (DataError, OSError, ValueError, LookupError, TypeError, EOFError) as error:
             raise DataError(f"The cache {path} is damaged ({error}). Remove the folder to rebuild it.") from error
-        self._resident: dict[torch.device, Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -108,16 +107,6 @@ class Regions:
     def classes(self) -> list[str]:
         """Names of the categories, in the order of the labels."""
         return [c["name"] for c in self.categories]
-
-    def resident(self, device: torch.device) -> Tensor:
-        """Return all pixels on a device, int32 (n, side, side). They are copied on the first call."""
-        if device not in self._resident:
-            store = torch.empty(self.pixels.shape[:3], dtype=torch.int32, device=device)
-            for start in range(0, len(self), 1024):
-                part = np.array(self.pixels[start : start + 1024])  # torch needs writable memory
-                store[start : start + 1024] = torch.from_numpy(part).view(torch.int32).squeeze(-1).to(device)
-            self._resident[device] = store
-        return self._resident[device]
 
 
 class _CroppedImage(NamedTuple):
@@ -279,14 +268,13 @@ def place_regions(
 
 
 class FetchedRegions(NamedTuple):
-    """Regions (b,) of a batch with their placements (b, 3), see :func:`draw_placements`.
-
-    ``pixels`` (b, side, side, 4) is None if all regions are on the device.
-    """
+    """Regions (b,) of a batch: classes (b,), pixels (b, side, side, 4), sizes (b, 2) and placements (b, 3)."""
 
     regions: Tensor
+    target: Tensor
+    pixels: Tensor
+    sizes: Tensor
     placement: Tensor
-    pixels: Tensor | None
 
 
 class ImageBatch(NamedTuple):
@@ -298,60 +286,36 @@ class ImageBatch(NamedTuple):
     mask: Tensor
 
 
-class RegionSource:
-    """Batches of regions for a loader. Item i is region ``positions[i]``.
+def place_batch(batch: FetchedRegions, canvas: int, background: Background) -> ImageBatch:
+    """Compute images and masks with :func:`place_regions` on the device of the batch."""
+    rows = torch.arange(len(batch.regions), device=batch.pixels.device)
+    placed = place_regions(batch.pixels, rows, batch.sizes, batch.placement, canvas=canvas, background=background)
+    return ImageBatch(batch.regions, batch.target, *placed)
 
-    ``resident`` keeps the pixels of all regions on the device. Other options are those of :func:`draw_placements` and
-    :func:`place_regions`.
-    """
+
+class RegionSource:
+    """Batches of regions for a loader. Item i is region ``positions[i]``; see :func:`draw_placements`."""
 
     def __init__(
-        self,
-        regions: Regions,
-        positions: np.ndarray,
-        *,
-        seed: int = 0,
-        jitter: int = 0,
-        flip: bool = False,
-        resident: bool = False,
-        canvas: int = CANVAS,
-        background: Background = "keep",
+        self, regions: Regions, positions: np.ndarray, *, seed: int = 0, jitter: int = 0, flip: bool = False
     ) -> None:
         if len(positions) == 0:
             raise DataError("No region is left. Check the split.")
         self.regions, self.positions = regions, np.asarray(positions)
-        self.seed, self.jitter, self.flip, self.resident = seed, jitter, flip, resident
-        self._placing: dict[str, Any] = {"canvas": canvas, "background": background}
-        self._placements: tuple[int, np.ndarray] | None = None
-        self._sizes, self._labels = torch.from_numpy(regions.sizes), torch.from_numpy(regions.labels)
+        # Threads read batches of one epoch, and then of the next.
+        self._placements = functools.lru_cache(2)(
+            lambda epoch: draw_placements(len(positions), seed=seed, epoch=epoch, jitter=jitter, flip=flip)
+        )
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def placements(self, epoch: int) -> np.ndarray:
-        """Return the placements of all items in an epoch, int64 (n, 3)."""
-        if self._placements is None or self._placements[0] != epoch:
-            drawn = draw_placements(len(self), seed=self.seed, epoch=epoch, jitter=self.jitter, flip=self.flip)
-            self._placements = (epoch, drawn)
-        return self._placements[1]
-
     def fetch(self, indices: Tensor, epoch: int) -> FetchedRegions:
         """Read the items ``indices`` of an epoch."""
-        items = np.asarray(indices)
-        index, pixels = self.positions[items], None
-        if not self.resident:
-            order = np.argsort(index)  # ascending reads are faster
-            pixels = torch.empty((len(index), *self.regions.pixels.shape[1:]), dtype=torch.uint8)
-            pixels.numpy()[order] = self.regions.pixels[index[order]]
-        return FetchedRegions(torch.from_numpy(index), torch.from_numpy(self.placements(epoch)[items]), pixels)
-
-    def assemble(self, batch: FetchedRegions, device: torch.device) -> ImageBatch:
-        """Compute the images and masks of a fetched batch on ``device``."""
-        self._sizes, self._labels = self._sizes.to(device), self._labels.to(device)  # once
-        index, placement = (part.to(device, non_blocking=True) for part in batch[:2])
-        if batch.pixels is None:
-            store, rows = self.regions.resident(device), index
-        else:
-            store, rows = batch.pixels.to(device, non_blocking=True), torch.arange(len(index), device=device)
-        image, mask = place_regions(store, rows, self._sizes[index], placement, **self._placing)
-        return ImageBatch(index, self._labels[index], image, mask)
+        items, regions = np.asarray(indices), self.regions
+        index = self.positions[items]
+        order = np.argsort(index)  # ascending reads are faster
+        pixels = np.empty((len(index), *regions.pixels.shape[1:]), np.uint8)
+        pixels[order] = regions.pixels[index[order]]
+        parts = index, regions.labels[index], pixels, regions.sizes[index], self._placements(epoch)[items]
+        return FetchedRegions(*map(torch.from_numpy, parts))

@@ -198,7 +198,7 @@ class RegionDataConfig(DatasetConfig):
     validation_batch_size: Count = 500
     """Regions per validation batch."""
     threads: Threads = 4
-    """Number of reader threads. They are not used if all regions fit into a quarter of the GPU memory."""
+    """Number of reader threads."""
 
 
 @configuration

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +13,14 @@ from torch import Tensor
 from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.coco import coco_files
 from matbackprop.vision.data.coco_regions import (
+    FetchedRegions,
     ImageBatch,
     Regions,
     RegionSource,
     cache_regions,
     check_same_categories,
     hold_out_images,
+    place_batch,
 )
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.models.deep_o2p import RegionClassifier
@@ -49,24 +50,16 @@ RegionBatch = ImageBatch | VectorBatch
 
 
 class VectorSource:
-    """Batches of precomputed descriptors (n, d), kept on the device; ``positions`` are the regions of this source."""
-
-    resident = True
+    """Batches of precomputed descriptors (n, d); ``positions`` are the regions of this source."""
 
     def __init__(self, vectors: Tensor, labels: np.ndarray, positions: np.ndarray) -> None:
-        self.vectors, self.labels = vectors, torch.from_numpy(labels)
-        self.positions = torch.from_numpy(np.asarray(positions))
+        self.vectors, self.labels, self.positions = vectors, torch.from_numpy(labels), torch.from_numpy(positions)
 
     def __len__(self) -> int:
         return len(self.positions)
 
-    def fetch(self, indices: Tensor, epoch: int) -> Tensor:
-        return self.positions[indices]
-
-    def assemble(self, batch: Tensor, device: torch.device) -> VectorBatch:
-        """Gather the descriptors of fetched regions on ``device``."""
-        self.vectors, self.labels = self.vectors.to(device), self.labels.to(device)  # once
-        index = batch.to(device)
+    def fetch(self, indices: Tensor, epoch: int) -> VectorBatch:
+        index = self.positions[indices]
         return VectorBatch(index, self.labels[index], self.vectors[index])
 
 
@@ -78,68 +71,45 @@ class RegionData(Data):
     ) -> None:
         self.config, self.seed = config.data, config.engine.seed
         self.train_regions, self.validation_regions = regions
-        self.vectors = vectors
-        self.positions = {"train": np.arange(len(regions[0])), "validation": np.arange(len(regions[1]))}
         self.may_choose = self.config.split == "tuning"  # results are reported on the validation regions
+        fit, held_out = np.arange(len(regions[0])), np.arange(len(regions[1]))
         if self.may_choose:
             fit, held_out = hold_out_images(self.train_regions.image_ids)
             self.validation_regions = self.train_regions
-            self.positions = {"train": fit, "validation": held_out}
-            self.vectors = vectors and (vectors[0], vectors[0])
+            vectors = vectors and (vectors[0], vectors[0])
+        self.train: RegionSource | VectorSource
+        self.validation: RegionSource | VectorSource
+        if vectors is None:
+            moved: dict[str, Any] = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
+            self.train = RegionSource(self.train_regions, fit, **moved)
+            self.validation = RegionSource(self.validation_regions, held_out)
+        else:
+            self.train = VectorSource(vectors[0], self.train_regions.labels, fit)
+            self.validation = VectorSource(vectors[1], self.validation_regions.labels, held_out)
 
     @property
     def classes(self) -> list[str]:
         """Class names."""
         return self.train_regions.classes
 
-    @cached_property
-    def sources(self) -> dict[str, RegionSource | VectorSource]:
-        """Sources of the batches: ``"train"`` and ``"validation"``."""
-        train, validation = self.train_regions, self.validation_regions
-        if self.vectors is not None:
-            return {
-                "train": VectorSource(self.vectors[0], train.labels, self.positions["train"]),
-                "validation": VectorSource(self.vectors[1], validation.labels, self.positions["validation"]),
-            }
-        resident = fits_device(train, validation)
-        moved: dict[str, Any] = {"seed": self.seed, "jitter": self.config.jitter, "flip": self.config.flip}
-        return {
-            "train": _images(train, self.positions["train"], self.config, resident=resident, **moved),
-            "validation": _images(validation, self.positions["validation"], self.config, resident=resident),
-        }
-
-    def _loader(self, part: str, batch_size: int, *, shuffle: bool) -> EpochLoader:
-        source = self.sources[part]
-        threads = 0 if source.resident else self.config.threads
-        return EpochLoader(source, batch_size, seed=self.seed, shuffle=shuffle, threads=threads)
-
     def train_loader(self) -> EpochLoader:
-        return self._loader("train", self.config.batch_size, shuffle=True)
+        return EpochLoader(self.train, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader:
-        return self._loader("validation", self.config.validation_batch_size, shuffle=False)
+        size, threads = self.config.validation_batch_size, self.config.threads
+        return EpochLoader(self.validation, size, shuffle=False, threads=threads)
 
     def on_device(self, batch: Any, device: torch.device, *, training: bool) -> RegionBatch:
-        return self.sources["train" if training else "validation"].assemble(batch, device)
+        batch = super().on_device(batch, device, training=training)
+        if isinstance(batch, VectorBatch):
+            return batch
+        return place_batch(batch, self.config.canvas, self.config.background)
 
     def first_batches(self, count: int, device: torch.device) -> list[RegionBatch]:
         """Return the first training batches for calibration, the same in every process."""
         order = self.train_loader().order(0)[: count * self.config.batch_size]
-        source = self.sources["train"]
-        fetched = (source.fetch(indices, 0) for indices in order.split(self.config.batch_size))
-        return [source.assemble(batch, device) for batch in fetched]  # type: ignore[arg-type]
-
-
-def fits_device(*parts: Regions) -> bool:
-    """Return whether the pixels of all regions fit into a quarter of the GPU memory."""
-    if not torch.cuda.is_available():
-        return False
-    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    return sum(regions.pixels.nbytes for regions in parts) <= memory / 4
-
-
-def _images(regions: Regions, positions: np.ndarray, data: RegionDataConfig, **options: Any) -> RegionSource:
-    return RegionSource(regions, positions, canvas=data.canvas, background=data.background, **options)
+        fetched = (self.train.fetch(indices, 0) for indices in order.split(self.config.batch_size))
+        return [self.on_device(batch, device, training=True) for batch in fetched]
 
 
 @torch.no_grad()
@@ -159,16 +129,17 @@ def describe(
     network.to(device).eval()
 
     def batches(part: Regions, positions: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-        source = _images(part, positions, config.data)
+        source = RegionSource(part, positions)
         for indices in torch.arange(len(positions)).split(64):
-            batch = source.assemble(source.fetch(indices, 0), device)
+            fetched = FetchedRegions(*(tensor.to(device) for tensor in source.fetch(indices, 0)))
+            batch = place_batch(fetched, config.data.canvas, config.data.background)
             yield batch.image, batch.mask
 
     fit, _ = hold_out_images(regions[0].image_ids)
     some = fit[np.linspace(0, len(fit) - 1, min(len(fit), 512)).astype(np.int64)]
     network.calibrate(list(batches(regions[0], some)))
     train, validation = (
-        torch.cat([network.describe(*batch).half() for batch in batches(part, np.arange(len(part)))])
+        torch.cat([network.describe(*batch).half().cpu() for batch in batches(part, np.arange(len(part)))])
         for part in regions
     )
     return train, validation
