@@ -24,8 +24,8 @@ import torch
 
 from helpers.tiny_run import TinyData, assert_equal_tensors, at_step, last_checkpoint, lines, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.cli import _Signals
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
+from matbackprop.vision.signals import interrupt_on_signal
 from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.engine import RunInterrupted
 from matbackprop.vision.training.run_folder import RunFolder
@@ -178,7 +178,7 @@ def interrupted_while_preparing(folder, draw):
             os.kill(os.getpid(), signum)
             time.sleep(60)
 
-        _Signals().__enter__()  # as every command does
+        interrupt_on_signal().__enter__()  # as every command does
         TinyData.train_loader = stuck
 
     started = time.monotonic()

@@ -24,11 +24,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from matbackprop.vision.files import plain_numbers, printable
-from matbackprop.vision.signals import SignalHandlers
+from matbackprop.vision.signals import interrupt_on_signal
 
 __all__ = ["COMMANDS", "Command", "main"]
 
@@ -58,18 +57,19 @@ class Command:
 
 
 _TRAIN, _EVALUATE, _DATA = (f"matbackprop.cli.{name}" for name in ("train", "evaluate", "data"))
-_SCORE_SEGMENTATIONS = "Score segmentations against human ones: covering, PRI, VI, boundaries."
-_SCORE_CONTOURS = "Score soft contour maps against human maps: boundary precision and recall."
 _KEPT = "stopped. The results so far are kept; rerun the command for the rest."
-_DEMO = "Train and show both systems in a few minutes, on generated data."
 
 COMMANDS: dict[str, Command] = {
-    "demo": Command("matbackprop.vision.training.demo", _DEMO, "DemoConfig"),
+    "demo": Command(
+        "matbackprop.vision.training.demo", "Train both systems on generated images in a minute.", "DemoConfig"
+    ),
     "train o2p": Command(_TRAIN, "Train a region classifier (DeepO2P).", parse="parse"),
     "train contours": Command(_TRAIN, "Train contours for segmentation (ContourNet).", parse="parse"),
     "train ncuts": Command(_TRAIN, "Train image segmentation (DeepNCuts).", parse="parse"),
-    "evaluate segmentations": Command(_EVALUATE, _SCORE_SEGMENTATIONS, extra="metrics"),
-    "evaluate contours": Command(_EVALUATE, _SCORE_CONTOURS, "ContourMapsConfig", "contours", extra="metrics"),
+    "evaluate segmentations": Command(_EVALUATE, "Score segmentations against human ones.", extra="metrics"),
+    "evaluate contours": Command(
+        _EVALUATE, "Score contour maps against human ones.", "ContourMapsConfig", "contours", extra="metrics"
+    ),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
     "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
@@ -84,11 +84,8 @@ COMMANDS: dict[str, Command] = {
 
 _MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # torch errors
 
-GROUPS = {
-    "train": "Train one of the two systems.",
-    "evaluate": "Score segmentations, or validate a run.",
-    "data": "Check and download data.",
-}
+GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
+"""First words of the commands of two words."""
 
 
 def main(
@@ -109,7 +106,7 @@ def main(
     debug = flags["debug"] or os.environ.get("MATBACKPROP_DEBUG", "") not in ("", "0")
     words = [word for word in words if word not in ("--debug", "--quiet", "--json")]
     command = commands.get(_name(words, commands) or "")
-    with _Signals() as signals, warnings.catch_warnings():
+    with interrupt_on_signal() as signals, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module=r"PIL\.")  # corrupted images are reported separately
         warnings.filterwarnings("ignore", "Detected pickle protocol")  # the file is rejected
         try:
@@ -119,16 +116,6 @@ def main(
                 traceback.print_exc()
             code = _exit_code(error, signals.signum, command)
     sys.exit(code)
-
-
-class _Signals(SignalHandlers):
-    """Raise KeyboardInterrupt on the first signal, so that a command can clean up; exit on the second."""
-
-    def first(self) -> None:
-        raise KeyboardInterrupt
-
-    def again(self, signum: int, frame: FrameType | None) -> None:
-        os._exit(128 + signum)
 
 
 def _exit_code(error: BaseException, signum: int | None, command: Command | None) -> int:
@@ -253,12 +240,7 @@ def overview(group: str | None = None, commands: Mapping[str, Command] = COMMAND
     """Return the help text that lists all commands, or the commands of a group."""
     names = [n for n in commands if group is None or n.split()[0] == group]
     width = max(map(len, names)) + 2
-    head = (
-        GROUPS[group]
-        if group
-        else "Matrix layers with exact gradients, and segmentation and classification built on them."
-    )
-    lines = [f"usage: {prog}{f' {group}' if group else ''} COMMAND [OPTIONS]", "", head, "", "commands:"]
+    lines = [f"usage: {prog}{f' {group}' if group else ''} COMMAND [OPTIONS]", "", "commands:"]
     for n in names:
         hang = " " * (width + 2)
         lines += textwrap.wrap(commands[n].summary, 76, initial_indent=f"  {n:<{width}}", subsequent_indent=hang)

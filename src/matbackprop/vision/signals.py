@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -13,16 +14,19 @@ from typing import Any
 class SignalHandlers:
     """Context manager that handles SIGINT, SIGTERM and SIGHUP in the main thread.
 
-    The first signal is stored; a later signal interrupts. Schedulers signal both a process and its group, so a second
-    signal within one second is ignored. Signals that were already ignored, as under ``nohup``, stay ignored.
+    The first signal is stored and calls ``first``; a later one calls ``again``, by default the previous handler, and
+    raises KeyboardInterrupt. Schedulers signal both a process and its group, so a second signal within one second is
+    ignored. Signals that were already ignored, as under ``nohup``, stay ignored.
 
     Attributes:
         signum: the first signal received, or None.
     """
 
-    def __init__(self, *names: str) -> None:
+    def __init__(
+        self, *names: str, first: Callable[[], object] = lambda: None, again: Callable[[int], object] | None = None
+    ) -> None:
         self.signum: int | None = None
-        self._names = ("SIGINT", "SIGTERM", "SIGHUP", *names)
+        self._names, self._first, self._again = ("SIGINT", "SIGTERM", "SIGHUP", *names), first, again
         self._previous: dict[int, Any] = {}
         self._time = 0.0
 
@@ -30,36 +34,38 @@ class SignalHandlers:
         if threading.current_thread() is threading.main_thread():
             for signum in (getattr(signal, name) for name in self._names if hasattr(signal, name)):
                 if signal.getsignal(signum) is not signal.SIG_IGN:
-                    self._previous[signum] = signal.signal(signum, self.handle)
+                    self._previous[signum] = signal.signal(signum, self._handle)
         return self
 
     def __exit__(self, *error: object) -> None:
         for signum, handler in self._previous.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
 
-    def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal."""
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signum is None:
             self.signum, self._time = signum, now
-            self.first()
+            self._first()
         elif now - self._time > 1.0:
-            self.again(signum, frame)
-
-    def first(self) -> None:
-        """Respond to the first signal."""
-
-    def again(self, signum: int, frame: FrameType | None) -> None:
-        """Respond to a later signal: call the previous handler, then interrupt."""
-        previous = self._previous.get(signum)
-        if callable(previous):
-            previous(signum, frame)
-        raise KeyboardInterrupt
+            if self._again is not None:
+                self._again(signum)
+            elif callable(previous := self._previous.get(signum)):
+                previous(signum, frame)
+            raise KeyboardInterrupt
 
 
 def stop_on_signal() -> SignalHandlers:
     """Return the signal handlers of a training run. Under SLURM, they include SIGUSR1."""
     return SignalHandlers(*(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
+
+
+def interrupt_on_signal() -> SignalHandlers:
+    """Return the signal handlers of a command: raise KeyboardInterrupt, so that it can clean up; exit on the second."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    return SignalHandlers(first=interrupt, again=lambda signum: os._exit(128 + signum))
 
 
 class RunInterrupted(Exception):
