@@ -4,7 +4,6 @@ import numpy as np
 from PIL import Image
 
 from matbackprop.vision.report import figures
-from matbackprop.vision.report.figures import svg
 
 
 def _rows(n=12):
@@ -61,14 +60,6 @@ def test_the_segmentation_grid_has_a_title_for_each_column(tmp_path):
     assert [ax.get_title() for ax in fig.axes if ax.get_title()] == columns
     with Image.open(tmp_path / "grid.png") as file:
         assert file.width > 1000 and file.height > file.width / 2
-
-
-def test_inline_drawings_have_unique_ids_and_the_colors_of_the_page():
-    fig = figures.lines({"a": ([1, 2], [1, 2])}, title="t")
-    one, two = svg(fig, prefix="one"), svg(fig, prefix="two")
-    assert 'id="one-' in one and 'id="two-' in two and 'id="one-' not in two
-    assert "#1d2025" not in one.replace("var(--ink, #1d2025)", "")
-    assert "url(#one-" in one and "<metadata>" not in one
 
 
 def test_mathematical_signs_have_a_glyph(tmp_path):

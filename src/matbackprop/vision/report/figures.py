@@ -5,9 +5,7 @@ The functions take plain arrays, write a file if ``path`` is given and return th
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,7 +60,6 @@ _RC: Any = {
     "legend.fontsize": 8.5,
     "lines.linewidth": 1.8,
     "lines.markersize": 4.5,
-    "svg.fonttype": "path",
     "svg.hashsalt": "matbackprop",
     "figure.facecolor": SURFACE,
     "savefig.facecolor": SURFACE,
@@ -97,24 +94,6 @@ def finish(fig: Figure, path: str | Path | None) -> Figure:
         metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
         fig.savefig(path, dpi=144, metadata=metadata)
     return fig
-
-
-@styled
-def svg(fig: Figure, *, prefix: str = "f") -> str:
-    """Return ``fig`` as an inline ``<svg>`` element with colors from CSS variables.
-
-    The colors of text, axes and grid become ``var(--ink)``, ``var(--muted)`` and ``var(--grid)``, so that a figure is
-    readable on light and dark pages. ``prefix`` is prepended to every id, so that ids on one page are unique.
-    """
-    buffer = io.StringIO()
-    fig.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>\s*", "", text, flags=re.DOTALL)
-    for color, name in ((INK, "--ink"), (MUTED, "--muted"), (GRID, "--grid"), (SURFACE, "--surface")):
-        text = text.replace(color, f"var({name}, {color})")
-    text = re.sub(r'\bid="', f'id="{prefix}-', text)
-    return re.sub(r'(url\(#|href="#)', rf"\g<1>{prefix}-", text)
 
 
 _STAGES = ("train", "val", "test")

@@ -18,7 +18,7 @@ import jinja2
 from matbackprop.errors import DataError
 from matbackprop.vision.data.pictures import open_picture
 from matbackprop.vision.files import atomic_write, is_number, read_bytes
-from matbackprop.vision.report.figures import curve_panels, curves, svg
+from matbackprop.vision.report.figures import curve_panels, curves
 from matbackprop.vision.report.tables import format_number
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ _TEMPLATES.filters["text"] = _as_text
 def write_report(run_folder: RunFolder) -> Path:
     """Write ``report.html`` into a run folder from its existing files.
 
-    The page shows the final metrics, all curves, the images under ``figures/``, versions and command of the last
+    The page shows the final metrics, the images under ``figures/`` including all curves, versions and command of the last
     start, the configuration and the end of the log. Sections without a file are omitted, so a report can also be
     written during a run.
     """
@@ -73,14 +73,15 @@ def write_report(run_folder: RunFolder) -> Path:
         raise DataError(f"{folder} is not a run folder. Pass the folder that a training command printed.")
     starts, metrics = run_folder.read_versions(), run_folder.read_metrics()
     summary = dict(_flatten(run_folder.read_summary()))
-    panels = enumerate(curve_panels(metrics).items())
+    if curve_panels(metrics):
+        curves(metrics, run_folder.figure_path("curves"))
+    images = sorted(run_folder.figures.glob("*.png"), key=lambda path: (path.stem != "curves", path.name))
     names = {name.split("/")[-1] for row in (*metrics, summary) for name in row if "/" in name}
     page = _TEMPLATES.get_template("page.html").render(
         title=folder.resolve().name,
         facts=" · ".join(_facts(starts, metrics)),
         headlines=_headlines(summary),
-        curves=[svg(curves(metrics, panels={title: shown}), prefix=f"p{i}") for i, (title, shown) in panels],
-        images=[_image(path) for path in sorted(run_folder.figures.glob("*.png")) if path.stem != "curves"],
+        images=[_image(path) for path in images],
         tables={
             "Summary": summary,
             "Metrics": {name: text for name, text in GLOSSARY.items() if name in names},

@@ -144,10 +144,9 @@ def export(run: RunFolder, module: RegionModule, data: RegionData) -> None:
 
 
 def figures(run: RunFolder, module: RegionModule, data: RegionData) -> None:
-    """Draw curves and the confusion matrix of the last validation."""
-    from matbackprop.vision.report.figures import confusion_matrix, curves
+    """Draw the confusion matrix of the last validation."""
+    from matbackprop.vision.report.figures import confusion_matrix
 
-    curves(run.read_metrics(), run.figure_path("curves"))
     count = len(data.classes)
     cells = module.predictions["target"].astype(np.int64) * count + module.predictions["predicted"]
     table = np.bincount(cells, minlength=count**2).reshape(count, count)
