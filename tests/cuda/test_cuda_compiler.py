@@ -1,7 +1,6 @@
 """Sources with headers, compiled kernels on disk, and the switch that turns kernels off."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from matbackprop.cuda import (
     svd,
     tridiagonal,
 )
+from matbackprop.cuda.compiler import FUNCTIONS
 from matbackprop.solvers import route
 
 FOLDER = Path(compiler.__file__).parent
@@ -42,19 +42,29 @@ SOURCES = {
 }
 
 
-QUICK = "svd, tiny"
+@pytest.fixture
+def nvrtc(monkeypatch):
+    """NVRTC in the nvidia packages next to torch, which may be built for the CPU."""
+    monkeypatch.setattr(torch.version, "cuda", torch.version.cuda or "any")
+    library = compiler.load_library.__wrapped__("nvrtc")
+    if library is None:
+        pytest.skip("needs NVRTC (pip install nvidia-cuda-nvrtc-cu12)")
+    monkeypatch.setattr(compiler, "load_library", {"nvrtc": library}.get)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == QUICK else pytest.mark.slow) for n in SOURCES])
-def test_sources_compile_for_the_device(name, tmp_path):
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
-        pytest.skip("needs nvcc")
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_compile_for_the_device(nvrtc, name):
     source, choices = SOURCES[name]
-    (tmp_path / "kernels.cu").write_text(source.text())
-    options = [f"-D{key}={value}" for key, value in (source.constants | choices).items()]
-    command = [nvcc, "-arch=sm_90", "-std=c++17", "-cubin", "-o", "kernels.cubin", *options, "kernels.cu"]
-    subprocess.run(command, check=True, cwd=tmp_path)
+    assert compiler.compile_cubin(source.text(), "sm_90", source.constants | choices)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("number", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_every_matrix_function_compiles(nvrtc, number):
+    source = matrix_function.SOURCE
+    choices = {"REAL_IS_DOUBLE": 1, "IN": "float", "FUNCTION": number}
+    assert compiler.compile_cubin(source.text(), "sm_90", source.constants | choices)
 
 
 def test_every_file_belongs_to_a_source_and_is_included_once():

@@ -31,6 +31,6 @@ __device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL roun
 #elif FUNCTION == EXP
     return x;
 #else
-    return fabs(x) <= rounding * size ? (REAL)NAN : x;
+    return fabs(x) <= rounding * size ? (REAL)nan("") : x;
 #endif
 }
