@@ -77,8 +77,6 @@ CASES = [
     Case("separate.cu", _singular, (2, 90, 80), torch.float64, gradient=False),
     Case("pool.cu", mb.second_order_pool, (4, 10, 30)),
     Case("pool.cu", mb.second_order_pool, (4, 30, 10)),
-    Case("pool_parts.cu", mb.second_order_pool, (2, 80, 100)),
-    Case("pool_parts.cu", mb.second_order_pool, (2, 100, 80)),
     Case("pool_prepare.cu", _weighted_pool, (4, 30, 10)),
     Case("matrix_function.cu", _log, (4, 16, 20)),
     Case("matrix_function_parts.cu", _log, (2, 80, 90), torch.float64),

@@ -16,7 +16,6 @@ from matbackprop.cuda import (
     matrix_function,
     polar,
     pool,
-    pool_parts,
     svd,
     tridiagonal,
 )
@@ -30,8 +29,6 @@ SOURCES = {
     "separate": (jacobi.SEPARATE, DOUBLE),
     "pool, thin": (pool.SOURCES[True], DOUBLE | {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
     "pool, primal": (pool.SOURCES[False], DOUBLE | {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
-    "pool in parts, thin": (pool_parts.SOURCES[True], {"FUNCTION": 2, "IN": "float"}),
-    "pool in parts, primal": (pool_parts.SOURCES[False], {"FUNCTION": 3, "IN": "double"}),
     "pool, weights": (pool.PREPARE, {"IN": "float", "WEIGHT": "bool"}),
     "matrix function": (matrix_function.SOURCE, DOUBLE | {"FUNCTION": 4, "IN": "float"}),
     "matrix function in parts": (matrix_function.PARTS, {"FUNCTION": 4, "IN": "double"}),

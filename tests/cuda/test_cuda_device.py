@@ -168,7 +168,8 @@ def test_second_stream_and_thread():
     ("m", "d"),
     [
         *((36, 256), (1, 3), (7, 64), (64, 65), (35, 100), (169, 64), (64, 64), (3, 1), (100, 35)),
-        *((196, 256), (65, 65), (256, 100), (100, 66), (300, 257), (70, 1500), (5000, 70), (10000, 8)),  # in parts
+        # too large for a block
+        *((196, 256), (65, 65), (256, 100), (100, 66), (300, 257), (70, 1500), (5000, 70), (10000, 8)),
     ],
 )
 def test_pool_kernels_match_the_cpu(m, d, name):
@@ -178,7 +179,8 @@ def test_pool_kernels_match_the_cpu(m, d, name):
     f[2, m // 2 :] = f[2, : m - m // 2].clone()
     g = torch.randn(3, d, d, generator=generator)
     x = f.cuda().requires_grad_()
-    assert pool.applies(x, 1e-3, mb.divided_differences.named_function(name))
+    fits = min(m, d) <= 64 and (m < d or m <= 4096)
+    assert pool.applies(x, 1e-3, mb.divided_differences.named_function(name)) == fits
     c = mb.second_order_pool(x, function=name)
     (actual,) = torch.autograd.grad(c, x, g.cuda())
     y = f.double().requires_grad_()
@@ -245,7 +247,7 @@ def test_pool_kernels_with_orders_dtypes_and_eps(m, d):
 
 
 @pytest.mark.parametrize(("m", "d"), [(70, 80), (80, 70)])
-def test_pooling_in_parts_with_orders_dtypes_and_eps(m, d):
+def test_pooling_without_kernels_with_orders_dtypes_and_eps(m, d):
     f = torch.randn(2, m, d, generator=torch.Generator().manual_seed(4))
     f[0, 5:] = 0
     twice = []

@@ -10,12 +10,11 @@ from helpers import cuda_on_cpu
 from matbackprop import second_order_pool
 from matbackprop.checks import is_plain
 from matbackprop.cuda import jacobi as jacobi_kernel
-from matbackprop.cuda import pool, pool_parts
+from matbackprop.cuda import pool
 from matbackprop.cuda.compiler import POOL_FUNCTIONS as FUNCTIONS
 from matbackprop.cuda.compiler import TYPES
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
-from matbackprop.solvers.eigh import batched_eigh
 
 JACOBI = """
 int main(int, char** argv) {
@@ -54,26 +53,6 @@ extern "C" void launch_pool_gradient(int batch, int threads, REAL* mixing, REAL*
 }
 """
 
-POOL_PARTS = """
-extern "C" void launch_pool_rows(int blocks, int threads, REAL* y, REAL* a, REAL* scaled, REAL* values, REAL* all_eps,
-                                 REAL* s, REAL* weights, double level, int rows, int n, int length, int d, int next,
-                                 int step) {
-    launch({blocks, 1, 1}, threads, 0, [=] {
-        pool_rows(y, a, scaled, values, all_eps, s, weights, level, rows, n, length, d, next, step);
-    });
-}
-extern "C" void launch_pool_finish(int blocks, int threads, REAL* product, REAL* all_eps, IN* c, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_finish(product, all_eps, c, d); });
-}
-extern "C" void launch_pool_symmetric(int blocks, int threads, IN* g, REAL* out, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_symmetric(g, out, d); });
-}
-extern "C" void launch_pool_mix(int blocks, int threads, REAL* w, REAL* t, REAL* s, REAL* weights, REAL* all_eps,
-                                int count, int n, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_mix(w, t, s, weights, all_eps, count, n, d); });
-}
-"""
-
 POOL_PREPARE = """
 extern "C" void launch_pool_prepare(int blocks, int threads, IN* f, WEIGHT* weights, REAL* rows, int regions,
                                     int centered, int m, int d) {
@@ -82,14 +61,6 @@ extern "C" void launch_pool_prepare(int blocks, int threads, IN* f, WEIGHT* weig
 extern "C" void launch_pool_prepare_gradient(int blocks, int threads, REAL* g, WEIGHT* weights, IN* out, int regions,
                                              int centered, int m, int d) {
     launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare_gradient(g, weights, out, regions, centered, m, d); });
-}
-"""
-
-SEPARATE = """
-extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, REAL* overlap, REAL* eps, double limit,
-                                     int n, int k, int y_next, int y_step, int q_next, int q_step) {
-    launch({batch, 1, 1}, threads, 0,
-           [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
 }
 """
 
@@ -244,126 +215,6 @@ def test_primal_pool_kernels_propagate_nan(pool_kernels):
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory):
-    """Value and gradient in parts on the CPU, the kernels built once for each form, function and dtype."""
-    folder = tmp_path_factory.mktemp("separate")
-    library = cuda_on_cpu.build(folder, jacobi_kernel.SEPARATE, SEPARATE, shared=True, REAL_IS_DOUBLE=1)
-    options = {"kernels": cuda_on_cpu.Kernels(library), "threads": 64}
-
-    @functools.cache
-    def build(thin, name, dtype):
-        choices = {"IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]}
-        folder = tmp_path_factory.mktemp("parts")
-        return cuda_on_cpu.Kernels(
-            cuda_on_cpu.build(folder, pool_parts.SOURCES[thin], POOL_PARTS, shared=True, **choices)
-        )
-
-    def compute(f, name, eps=1e-3, solve=batched_eigh):
-        c, factors = pool_parts.forward(f, eps, name, f.dtype, solve)
-        return c, lambda g: pool_parts.gradient(g, f, factors, name)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool_parts, "_kernels", lambda f, dtype, name: build(f.shape[-2] < f.shape[-1], name, dtype))
-        patch.setattr(pool_parts, "separate_by_kernel", functools.partial(jacobi_kernel.separate_by_kernel, **options))
-        yield compute
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
-@pytest.mark.parametrize(("m", "d"), [(40, 35), (35, 35), (35, 40), (1, 3), (3, 1)])
-def test_pooling_in_parts_agrees_with_the_operator(parts, m, d, name):
-    f = features(m, d)
-    c, gradient = parts(f, name)
-    assert torch.equal(c, c.mT)
-    check_result(f, name, 1e-3, c, gradient)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("m", "d", "choose"),
-    [
-        *((m, d, lambda f: f[[0, 3]]) for m, d in ((70, 67), (67, 70))),  # above the order that stays on chip
-        *((m, d, lambda f: centered(f[:4])) for m, d in ((35, 20), (20, 35))),
-    ],
-)
-def test_pooling_in_parts_of_large_or_centered_features(parts, m, d, choose):
-    f = choose(features(m, d))
-    check_result(f, "log", 1e-3, *parts(f, "log"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(40, 5), (5, 40)])
-def test_pooling_in_parts_gives_long_rows_a_block_each(parts, m, d, monkeypatch):
-    monkeypatch.setattr(pool_parts, "_LONG_ROW", 32)
-    f = features(m, d)
-    check_result(f, "sqrt", 1e-3, *parts(f, "sqrt"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
-def test_pooling_in_parts_accepts_eigenvectors_in_rows_or_columns(parts, m, d):
-    def solve(a, columns):
-        values, q = torch.linalg.eigh(a)
-        return values, q.contiguous() if columns else q.mT.contiguous().mT
-
-    f = features(m, d)
-    g = torch.randn(d, d).expand(len(f), d, d).contiguous()
-    results = [parts(f, "log", solve=functools.partial(solve, columns=columns)) for columns in (True, False)]
-    for one, other in ([c for c, _ in results], [gradient(g) for _, gradient in results]):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6 * float(one.abs().max()))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(35, 20), (20, 35)])
-def test_pooling_in_parts_with_an_eps_of_each_matrix(parts, m, d):
-    """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
-    f = features(m, d)[:4].unflatten(0, (2, 2))
-    for name, eps in (("log", [[1e-3, 1e-1], [1e-2, 2.0]]), ("sqrt", [[0.0, 1e-3], [0.0, 0.0]])):
-        shift = torch.tensor(eps, dtype=torch.float64)
-        check_result(f, name, shift, *parts(f, name, shift))
-
-
-@pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
-def test_pooling_in_parts_gives_zero_at_zero_and_nan_at_nan(parts, m, d):
-    def solve(a):  # NaN if a matrix cannot be solved, as on a GPU
-        bad = a.isnan().any(-1).any(-1)
-        values, q = torch.linalg.eigh(a.nan_to_num())
-        values[bad], q[bad] = torch.nan, torch.nan
-        return values, q
-
-    f = features(m, d)[:3]
-    f[1, 2, 3] = torch.nan
-    f[2] = 0
-    c, gradient = parts(f, "log", solve=solve)
-    g = gradient(torch.ones_like(c))
-    assert all(x[0].isfinite().all() and x[1].isnan().all() for x in (c, g))
-    assert (g[2] == 0).all()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("m", "d"), [(9, 4), (4, 9)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_features_that_do_not_fit_on_chip_are_pooled_in_parts(parts, m, d, dtype, monkeypatch):
-    monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
-    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", lambda *tensors: True)
-    f = features(m, d)[:4].to(dtype).requires_grad_()
-    eps = torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64)
-    c = pool.pool(f, None, eps, named_function("log"), False, batched_eigh, lambda x, *_: second_order_pool(x, eps=eps))
-    (gradient,) = torch.autograd.grad(c.sum(), f, retain_graph=True)
-    x = f.detach().double().requires_grad_()
-    expected = second_order_pool(x, eps=eps)
-    (exact,) = torch.autograd.grad(expected.sum(), x, create_graph=True)
-    tolerance = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-6}
-    for actual, reference in ((c, expected), (gradient, exact)):
-        assert actual.dtype == dtype
-        torch.testing.assert_close(actual.double(), reference, **tolerance)
-    if dtype == torch.float32:  # the second order is the general operator's
-        (again,) = torch.autograd.grad(c.sum(), f, create_graph=True)
-        second, reference = (torch.autograd.grad(g.square().sum(), at)[0] for g, at in ((again, f), (exact, x)))
-        assert (second - reference).norm() < 1e-5 * reference.norm()
-
-
-@pytest.fixture(scope="module")
 def prepare(tmp_path_factory):
     """The kernels for weights and centering on the CPU, built once for each pair of dtypes."""
 
@@ -428,20 +279,24 @@ def test_prologue_applies_weights_and_centering(prepare, kind, center, m, d):
         assert (rows[0, :, 0] == 0).all()
 
 
+@pytest.fixture
+def by_kernels(pool_kernels, prepare, monkeypatch):
+    """Pooling by the kernels on the CPU, as the operator calls it."""
+    monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
+    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
+    return lambda f, weight, center, eps: _pool_by_kernels(f, weight, center, eps, named_function("sqrt"))
+
+
 @pytest.mark.quick(2)
-@pytest.mark.parametrize("chip", [True, False])
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "regions", "mask", "half"])
 @pytest.mark.parametrize(("m", "d"), [(5, 9), (9, 5)])
-def test_weighted_and_centered_pooling(pool_kernels, parts, prepare, kind, center, chip, m, d, monkeypatch):
-    monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
-    monkeypatch.setattr(pool, "shared_limit", lambda device: 2**17 if chip else 0)
-    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
+def test_weighted_and_centered_pooling(by_kernels, kind, center, m, d):
     f = (torch.randn(2, m, d, generator=torch.Generator().manual_seed(m)) + 1).requires_grad_()
     weight = None if kind is None else some_weights(kind, m)
     batch = (2,) if weight is None else weight.shape[:-1]
     eps = torch.rand(batch, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.1
-    c = _pool_by_kernels(f, weight, center, eps, named_function("sqrt"))
+    c = by_kernels(f, weight, center, eps)
     x = f.detach().double().requires_grad_()
     expected = second_order_pool(x, eps=eps, function="sqrt", weight=weight, center=center)
     g = torch.randn(c.shape, generator=torch.Generator().manual_seed(2))
@@ -456,13 +311,23 @@ def test_weighted_and_centered_pooling(pool_kernels, parts, prepare, kind, cente
         assert (actual - target).norm() < 1e-6 * target.norm()
 
 
-def test_weights_modified_before_backward_are_detected(parts, prepare, monkeypatch):
-    monkeypatch.setattr(pool, "shared_limit", lambda device: 0)
+def test_weights_modified_before_backward_are_detected(by_kernels):
     f, w = torch.randn(2, 5, 9, requires_grad=True), torch.ones(2, 5)
-    c = _pool_by_kernels(f, w, True, 0.1, named_function("sqrt"))
+    c = by_kernels(f, w, True, 0.1)
     w[0, 0] = 0
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         c.sum().backward()
+
+
+def test_half_precision_features_are_widened(by_kernels):
+    f = features(4, 9)[:4].bfloat16().requires_grad_()
+    c = by_kernels(f, None, False, 1e-2)
+    (gradient,) = torch.autograd.grad(c.sum(), f)
+    x = f.detach().double().requires_grad_()
+    expected = second_order_pool(x, eps=1e-2, function="sqrt")
+    (exact,) = torch.autograd.grad(expected.sum(), x)
+    for actual, reference in ((c, expected), (gradient, exact)):
+        assert torch.equal(actual, reference.bfloat16())
 
 
 def test_pooling_stays_on_chip_if_it_fits_a_block():

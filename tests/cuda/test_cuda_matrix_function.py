@@ -27,11 +27,11 @@ extern "C" void launch_function_backward(int batch, int threads, IN* g, REAL* va
 """
 
 PARTS = """
-extern "C" void launch_pool_finish(int blocks, int threads, REAL* product, REAL* all_eps, IN* c, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_finish(product, all_eps, c, d); });
+extern "C" void launch_function_symmetric(int blocks, int threads, IN* x, REAL* out, int n) {
+    launch({blocks, 1, 1}, threads, 0, [=] { function_symmetric(x, out, n); });
 }
-extern "C" void launch_pool_symmetric(int blocks, int threads, IN* g, REAL* out, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_symmetric(g, out, d); });
+extern "C" void launch_function_mirror(int blocks, int threads, REAL* product, IN* out, int n) {
+    launch({blocks, 1, 1}, threads, 0, [=] { function_mirror(product, out, n); });
 }
 extern "C" void launch_function_columns(int blocks, int threads, REAL* doubled, REAL* u, REAL* values, REAL* scaled,
                                         double share, int n, int next, int step) {
@@ -118,7 +118,7 @@ def test_the_operator_uses_the_kernels_and_their_fallback(routed):
     launched.clear()
     torch.autograd.grad(log(a).sum(), a)
     assert checked == launched[: len(checked)] != []  # check= does not choose the algorithm
-    chain = ["pool_symmetric", "function_columns", "pool_finish", "pool_symmetric", "function_table", "pool_finish"]
+    chain = [f"function_{name}" for name in ("symmetric", "columns", "mirror", "symmetric", "table", "mirror")]
     assert launched in (["function_forward", "function_backward"], chain)
     assert torch.autograd.gradcheck(log, a, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(log, a)

@@ -2,8 +2,7 @@
 
 The Jacobi eigensolver and the products run in shared memory, matrices are read and written once in their dtype, and
 intermediate results are float64 (``matrix_function.cu``). Larger matrices need an eigensolver, batched products and
-four kernels: two of ``matrix_function_parts.cu`` apply g to the eigenvalues and its divided differences, and two of
-``pool_parts.cu`` convert dtypes and compute symmetric parts, in 11 launches besides the eigensolver's.
+the four kernels of ``matrix_function_parts.cu``, in 11 launches besides the eigensolver's.
 """
 
 from __future__ import annotations
@@ -15,10 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.cuda import jacobi, pool_parts
+from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import (
     CONSTANTS,
     DEPTH,
+    FUNCTION_NUMBERS,
     FUNCTIONS,
     LDT,
     PRODUCT_THREADS,
@@ -29,13 +29,18 @@ from matbackprop.cuda.compiler import (
     shared_limit,
 )
 from matbackprop.cuda.fallback import call_kernels, kernels_may_take
-from matbackprop.cuda.pool_parts import squares
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
-_GROUP, _THREADS = 8, 256  # columns of U per block; threads per block, of the kernels in parts
+_MAX_ORDER = 1024  # above, products dominate the time
+_GROUP, _EDGE, _THREADS = 8, 32, 256  # of the kernels in parts: columns of U or edge of the square of a block; threads
 SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
-PARTS = Source("matrix_function_parts.cu", pool_parts.CONSTANTS, THIN=0, GROUP=_GROUP)
+PARTS = Source(
+    "matrix_function_parts.cu", FUNCTION_NUMBERS, THIN=0, REAL="double", GROUP=_GROUP, EDGE=_EDGE, MAX_THREADS=_THREADS
+)
+
+Solver = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""An eigensolver: symmetric matrices to ascending eigenvalues, and eigenvectors in columns."""
 
 
 def applies(a: Tensor, function: SpectralFunction) -> bool:
@@ -45,7 +50,7 @@ def applies(a: Tensor, function: SpectralFunction) -> bool:
         and function.builtin
         and kernels_may_take(a, capability=TENSOR_CORES)
         and a.dtype in TYPES
-        and a.shape[-1] <= pool_parts.MAX_ORDER
+        and a.shape[-1] <= _MAX_ORDER
     )
 
 
@@ -104,25 +109,29 @@ def _kernels_of_parts(a: Tensor, function: str) -> Module:
     return PARTS.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
 
 
+def _squares(count: int, n: int) -> tuple[int]:
+    """The grid of one block per square of n×n matrices."""
+    return (count * (-(-n // _EDGE)) ** 2,)
+
+
 def _doubled(x: Tensor, kernels: Module) -> Tensor:
     """X + Xᵀ ``(count, n, n)`` in float64."""
     n = x.shape[-1]
     out = torch.empty((x.numel() // (n * n), n, n), dtype=torch.float64, device=x.device)
-    kernels.launch("pool_symmetric", squares(len(out), n), _THREADS, 0, (x.data_ptr(), out.data_ptr(), n))
+    kernels.launch("function_symmetric", _squares(len(out), n), _THREADS, 0, (x.data_ptr(), out.data_ptr(), n))
     return out
 
 
-def _finished(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
+def _mirrored(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
     """Mirror the lower triangle of a product and convert it to the dtype and shape of another tensor."""
     count, n, _ = product.shape
     out = torch.empty_like(like)
-    unused = product.data_ptr()  # ε, which the primal form does not read here
-    kernels.launch("pool_finish", squares(count, n), _THREADS, 0, (product.data_ptr(), unused, out.data_ptr(), n))
+    kernels.launch("function_mirror", _squares(count, n), _THREADS, 0, (product.data_ptr(), out.data_ptr(), n))
     return out
 
 
 def forward_in_parts(
-    a: Tensor, function: str, rounding: float, solve: pool_parts.Solver, kernels: Module | None = None
+    a: Tensor, function: str, rounding: float, solve: Solver, kernels: Module | None = None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """:func:`forward` for any order, by an eigensolver: ascending eigenvalues, and eigenvectors in columns."""
     kernels = kernels or _kernels_of_parts(a, function)
@@ -132,7 +141,7 @@ def forward_in_parts(
     addresses = (t.data_ptr() for t in (doubled, vectors, values, scaled))
     arguments = (*addresses, rounding, n, *vectors.stride()[1:])
     kernels.launch("function_columns", (count * -(-n // _GROUP),), _THREADS, 0, arguments)
-    return _finished(torch.bmm(scaled, vectors.mT), a, kernels), (values, vectors)
+    return _mirrored(torch.bmm(scaled, vectors.mT), a, kernels), (values, vectors)
 
 
 def gradient_in_parts(
@@ -144,14 +153,14 @@ def gradient_in_parts(
     w = torch.bmm(torch.bmm(vectors.mT, _doubled(g, kernels)), vectors)
     blocks = -(-count * n // (_THREADS // 32))
     kernels.launch("function_table", (blocks,), _THREADS, 0, (w.data_ptr(), values.data_ptr(), count * n, n))
-    return _finished(torch.bmm(torch.bmm(vectors, w), vectors.mT), a, kernels)
+    return _mirrored(torch.bmm(torch.bmm(vectors, w), vectors.mT), a, kernels)
 
 
 class _Job(NamedTuple):
     function: str
     rounding: float
     on_chip: bool
-    solve: pool_parts.Solver
+    solve: Solver
     fallback: Callable[[Tensor], Tensor]
 
     def forward(self, a: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -168,7 +177,7 @@ class _Job(NamedTuple):
 
 
 def matrix_function(
-    a: Tensor, function: str, rounding: float, fallback: Callable[[Tensor], Tensor], solve: pool_parts.Solver
+    a: Tensor, function: str, rounding: float, fallback: Callable[[Tensor], Tensor], solve: Solver
 ) -> Tensor:
     """g(A) in the dtype of A, for which :func:`applies` holds; the fallback is the operator without the kernels."""
     job = _Job(function, rounding, on_chip(a.shape[-1], shared_limit(a.get_device())), solve, fallback)

@@ -2,9 +2,9 @@
 
 The kernels are in ``pool.cu``, the formulas for m < d and for m ≥ d in ``pool_forms.cuh``. The Gram matrix and its
 Jacobi eigensolver use shared memory, features and outputs are read and written once in their dtype, and intermediate
-results are float64. Features with longer sides use ``pool_parts.py``. Weights and centering have a prologue kernel that
-computes R = √w ∘ (F − 1 meanᵀ) in float64, one matrix for each region, and an epilogue that back-propagates through
-it (``pool_prepare.cu``). Sums have a fixed order, so results are deterministic.
+results are float64. Weights and centering have a prologue kernel that computes R = √w ∘ (F − 1 meanᵀ) in float64, one
+matrix for each region, and an epilogue that back-propagates through it (``pool_prepare.cu``). Sums have a fixed order,
+so results are deterministic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import is_plain
-from matbackprop.cuda import jacobi, pool_parts
+from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import (
     CONSTANTS,
     POOL_FUNCTIONS,
@@ -67,7 +67,7 @@ def _eps_arguments(eps: Tensor | float) -> tuple[int, float]:
 
 
 def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
-    """Return whether kernels support features ``(*batch, m, d)``: min(m, d) in 1 … 1024, g in closed form, fixed ε > 0.
+    """Return whether kernels support features ``(*batch, m, d)``: a side in 1 … 64, g in closed form, fixed ε > 0.
 
     float64 features use the general operator, which refines small eigenvectors to float64 digits.
     """
@@ -75,16 +75,16 @@ def applies(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:
         f.dtype != torch.float64
         and function.name in POOL_FUNCTIONS
         and function.builtin
-        and 0 < min(f.shape[-2:]) <= pool_parts.MAX_ORDER
         and (is_plain(eps) and not eps.requires_grad if isinstance(eps, Tensor) else eps > 0)
         and f.dtype in TYPES
         and kernels_may_take(f, capability=TENSOR_CORES)
+        and on_chip(*f.shape[-2:], shared_limit(f.get_device()))
     )
 
 
 @functools.cache
 def on_chip(m: int, d: int, shared_limit: int) -> bool:
-    """Return whether a matrix fits into ``shared_limit`` bytes of shared memory; otherwise use :mod:`pool_parts`."""
+    """Return whether a matrix fits into ``shared_limit`` bytes of shared memory."""
     short = min(m, d) <= jacobi.MAX_ORDER and (m < d or m <= _MAX_ROWS)
     return short and _block(min(m, d))[1] <= shared_limit
 
@@ -188,34 +188,22 @@ class _Pooling(NamedTuple):
     function: SpectralFunction
     center: bool
     dtype: torch.dtype
-    on_chip: bool
-    solve: pool_parts.Solver
     fallback: Fallback
 
+    def _prepares(self) -> bool:
+        return self.weight is not None or self.center
+
     def forward(self, f: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if self.weight is None and not self.center:
-            return self._pool(f)
-        rows = prepare(f, self.weight, self.center)
-        c, factors = self._pool(rows)
+        rows = prepare(f, self.weight, self.center) if self._prepares() else f
+        c, factors = forward(rows, self.eps, self.function.name, self.dtype)
         return c, (rows, *factors)
 
-    def gradient(self, g: Tensor, f: Tensor, *factors: Tensor) -> Tensor:
-        if self.weight is None and not self.center:
-            return self._gradient(g, f, *factors)
-        return prepare_gradient(self._gradient(g, *factors), f, self.weight, self.center)
+    def gradient(self, g: Tensor, f: Tensor, rows: Tensor, *factors: Tensor) -> Tensor:
+        out = gradient(g, rows, self.eps, Factors(*factors), self.function.name)
+        return prepare_gradient(out, f, self.weight, self.center) if self._prepares() else out
 
     def general(self, f: Tensor) -> Tensor:
         return self.fallback(f, self.weight, self.eps, self.function, self.center)
-
-    def _pool(self, rows: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        if self.on_chip:
-            return forward(rows, self.eps, self.function.name, self.dtype)
-        return pool_parts.forward(rows, self.eps, self.function.name, self.dtype, self.solve)
-
-    def _gradient(self, g: Tensor, rows: Tensor, *factors: Tensor) -> Tensor:
-        if self.on_chip:
-            return gradient(g, rows, self.eps, Factors(*factors), self.function.name)
-        return pool_parts.gradient(g, rows, pool_parts.Factors(*factors), self.function.name)
 
 
 def pool(
@@ -224,17 +212,14 @@ def pool(
     eps: float | Tensor,
     function: SpectralFunction,
     center: bool,
-    solve: pool_parts.Solver,
     fallback: Fallback,
 ) -> Tensor:
     """C in the dtype of F, ``(*batch, d, d)`` or ``(*batch, r, d, d)``, for F for which :func:`applies` holds.
 
-    Weights are plain and without gradient; ε is a number, or float64 with one value per matrix of C. ``solve`` is the
-    eigensolver for matrices that do not fit on chip.
+    Weights are plain and without gradient; ε is a number, or float64 with one value per matrix of C.
     """
     wide = f.float() if f.dtype in (torch.float16, torch.bfloat16) else f
     weight = None if weight is None else readable(weight)
     eps = eps.contiguous() if isinstance(eps, Tensor) else eps
-    chip = on_chip(*f.shape[-2:], shared_limit(f.get_device()))
-    job = _Pooling(weight, eps, function, center, wide.dtype, chip, solve, fallback)
+    job = _Pooling(weight, eps, function, center, wide.dtype, fallback)
     return call_kernels(wide.contiguous(), job).to(f.dtype)

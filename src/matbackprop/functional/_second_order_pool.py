@@ -54,7 +54,6 @@ from matbackprop.functional._matrix_function import check_domain, not_finite
 from matbackprop.functional._spectrum import Point, Spectrum, check_captured, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
-from matbackprop.solvers.eigh import batched_eigh
 from matbackprop.solvers.gram import gram_eigh
 
 Method = Literal["fused", "svd", "eig"]
@@ -489,7 +488,7 @@ def _pool_by_kernels(
     if isinstance(eps, Tensor):  # a number is passed by value, because a tensor would cost a launch
         batch = f.shape[:-2] if weight is None else weight.shape[:-1]
         eps = cast(Tensor, parameter_tensor(eps, "eps", batch, torch.empty((), dtype=torch.float64, device=f.device)))
-    return pool_kernels.pool(f, weight, eps, function, center, batched_eigh, _pool_in_general)
+    return pool_kernels.pool(f, weight, eps, function, center, _pool_in_general)
 
 
 def _pool_in_general(
