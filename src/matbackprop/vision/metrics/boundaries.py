@@ -132,7 +132,8 @@ def thin_contours(contours: Any) -> NDArray[np.float32]:
     dy, dx = np.gradient(smooth(strength, 4))
     dyy, dyx = np.gradient(dy)
     dxx = np.gradient(dx, axis=1)
-    angle = np.arctan(np.where(dyx > 0, -dyy, dyy) / (dxx + 1e-5)) % np.pi
+    with np.errstate(divide="ignore"):  # arctan(±∞) is right
+        angle = np.arctan(np.where(dyx > 0, -dyy, dyy) / (dxx + 1e-5)) % np.pi
     y, x = np.mgrid[: strength.shape[0], : strength.shape[1]].astype(np.float32)
     ridge = np.ones(strength.shape, dtype=bool)
     for side in (-1, 1):
@@ -170,67 +171,57 @@ def _match(one: _Pixels, two: _Pixels, offsets: NDArray[np.int64]) -> tuple[NDAr
         second, first = _match(two, one, offsets)
         return first, second
     steps = (offsets @ (two.step, 1)).astype(np.int32)
-    raster = np.argsort(steps)  # so that the columns of a row ascend
-    near = two.number[one.place[:, None] + steps[raster]].ravel()
-    edge = np.flatnonzero(near >= 0)
-    row, offset = np.divmod(edge.astype(np.int32), np.int32(len(steps)))
-    column = near[edge]
-    partner, inverse = _greedy_matching(row, column, raster[offset], one.place.size, two.place.size)
-    partner = _augment(row, column, partner, inverse)
+    partner, inverse = _greedy_matching(one, two, steps)
+    partner = _augment(two.number[one.place[:, None] + np.sort(steps)], partner, inverse)
     taken = np.zeros(two.place.size, dtype=bool)
     taken[partner[partner >= 0]] = True
     return partner >= 0, taken
 
 
 def _greedy_matching(
-    row: NDArray[np.int32], column: NDArray[np.int32], offset: NDArray[np.int64], rows: int, columns: int
+    one: _Pixels, two: _Pixels, steps: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Pair pixels offset by offset and return the partner of each row and column, or −1.
+    """Pair pixels offset by offset and return the partner of each pixel of both masks, or −1.
 
-    All pixels are shifted by the same offset, so at one offset no two rows compete for a column.
+    All pixels are shifted by the same offset, so at one offset no two pixels compete for a partner.
     """
-    partner, inverse = np.full(rows, -1, dtype=np.int32), np.full(columns, -1, dtype=np.int32)
-    order = np.argsort(offset.astype(np.uint16), kind="stable")
-    row, column = row[order], column[order]
-    for start, stop in pairwise([0, *np.cumsum(np.bincount(offset)).tolist()]):
-        r, c = row[start:stop], column[start:stop]
-        won = (partner[r] < 0) & (inverse[c] < 0)
-        r, c = r[won], c[won]
-        partner[r], inverse[c] = c, r
-    return partner, inverse
+    partner = np.full(one.place.size, -1, dtype=np.int32)
+    inverse = np.full(two.place.size + 1, -1, dtype=np.int32)
+    inverse[-1] = 0  # the partner of an empty pixel, number −1, is never free
+    left = np.arange(one.place.size, dtype=np.int32)
+    for step in steps:
+        near = two.number[one.place[left] + step]
+        free = inverse[near] < 0
+        won, near = left[free], near[free]
+        partner[won], inverse[near] = near, won
+        left = left[~free]
+    return partner, inverse[:-1]
 
 
-def _augment(
-    row: NDArray[np.int32], column: NDArray[np.int32], partner: NDArray[np.int32], inverse: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def _augment(near: NDArray[np.int32], partner: NDArray[np.int32], inverse: NDArray[np.int32]) -> NDArray[np.int32]:
     """Enlarge a matching to a maximum matching by a maximum flow from unmatched rows to unmatched columns.
 
-    ``row`` and ``column`` are the pairs within the tolerance, sorted by row, then by column.
+    Row i of ``near`` has the columns within the tolerance in ascending order, or −1.
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import maximum_flow
 
-    reached = np.zeros(len(inverse), dtype=bool)
-    reached[column] = True
-    used = np.flatnonzero(reached)
-    free = np.flatnonzero((partner < 0) & (np.bincount(row, minlength=len(partner)) > 0))
-    if not free.size or (inverse[used] >= 0).all():
+    forward = (near >= 0) & (near != partner[:, None])
+    free = np.flatnonzero((partner < 0) & forward.any(1))
+    if not free.size or (inverse >= 0).all():
         return partner
-    # Nodes: the source, the rows, the columns within reach, the sink. A matched pair points from column to row.
-    forward = column != partner[row]
+    # Nodes: the source, the rows, the columns, the sink. A matched pair points from column to row.
     first = 1 + len(partner)
-    sink = first + used.size
-    node = np.cumsum(reached, dtype=np.int32) + (first - 1)
-    indices = [1 + free, node[column[forward]], np.where(inverse[used] < 0, sink, 1 + inverse[used])]
-    degree = np.ones(sink + 1, dtype=np.int32)
-    degree[0], degree[1:first], degree[sink] = free.size, np.bincount(row[forward], minlength=len(partner)), 0
-    heads, starts = np.concatenate(indices).astype(np.int32), np.append(0, degree).cumsum(dtype=np.int32)
-    graph = csr_array((np.ones(len(heads), dtype=np.int32), heads, starts), shape=(sink + 1, sink + 1))
-    flow = maximum_flow(graph, 0, sink).flow
+    sink = first + len(inverse)
+    heads = np.concatenate([1 + free, first + near[forward], np.where(inverse < 0, sink, 1 + inverse)])
+    degrees = np.concatenate([[0, free.size], forward.sum(1), np.ones(len(inverse), dtype=np.int64), [0]])
+    starts = degrees.cumsum().astype(np.int32)
+    capacity = np.ones(len(heads), dtype=np.int32)
+    flow = maximum_flow(csr_array((capacity, heads.astype(np.int32), starts), shape=(sink + 1, sink + 1)), 0, sink).flow
     taken = flow.indptr[1] + np.flatnonzero(flow.data[flow.indptr[1] : flow.indptr[first]] > 0)
     # Flow ends only in unmatched columns, so a row that loses its partner gets a new one.
     partner = partner.copy()
-    partner[np.searchsorted(flow.indptr, taken, side="right") - 2] = used[flow.indices[taken] - first]
+    partner[np.searchsorted(flow.indptr, taken, side="right") - 2] = flow.indices[taken] - first
     return partner
 
 
