@@ -483,14 +483,16 @@ def test_unchecked_undefined_input_is_nan(metric):
 
 
 def test_a_velocity_out_of_the_bures_cone_is_nan_or_rejected():
-    p, v = torch.eye(2).expand(2, 2, 2), torch.stack([-3 * torch.eye(2), 0.1 * torch.eye(2)])
+    p, v = torch.eye(2).expand(2, 2, 2), torch.stack([-3 * torch.eye(2), 0.1 * torch.eye(2)]).requires_grad_()
     with pytest.raises(DomainError, match="leaves the positive definite matrices"):
         spd.exp_map(p, v, metric="bures_wasserstein")
     for out in (
         spd.exp_map(p, v, metric="bures_wasserstein", check=False),
         torch.func.vmap(lambda p, v: spd.exp_map(p, v, metric="bures_wasserstein"))(p, v),
     ):
-        assert out.isnan().all((-2, -1)).tolist() == [True, False]
+        (grad,) = torch.autograd.grad(out.sum(), v)
+        for t in (out, grad):
+            assert t.isnan().all((-2, -1)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("metric", ["affine_invariant", "bures_wasserstein"])

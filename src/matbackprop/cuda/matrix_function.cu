@@ -36,7 +36,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     __syncthreads();
     jacobi(a, v, rotations, values, order, n, z);
     if (threadIdx.x < n) {
-        const REAL x = rounded(values[threadIdx.x], values[0], values[n - 1], (REAL)rounding);
+        const REAL x = rounded(values[threadIdx.x], values[0], values[n - 1], (REAL)rounding, n);
         out_values[(long long)blockIdx.x * n + threadIdx.x] = x;
         weights[order[threadIdx.x]] = value_at(x);
     }

@@ -22,12 +22,13 @@ __device__ __forceinline__ REAL difference(REAL x, REAL y) {
 #endif
 }
 
-// Eigenvalue x, where values up to `rounding` times the largest magnitude (that of the first or the last eigenvalue) are
-// rounding errors: SQRT replaces negative ones by zero, EXP keeps x, functions that are undefined at zero return NaN.
-__device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL rounding) {
+// Eigenvalue x of n, where values up to `rounding` times the largest magnitude (of the first or the last eigenvalue) are
+// rounding errors: EXP keeps x, functions that are undefined at zero return NaN, and SQRT replaces x by zero if it is
+// negative or at most the rounding error 4 n eps of the decomposition.
+__device__ __forceinline__ REAL rounded(REAL x, REAL first, REAL last, REAL rounding, int n) {
     const REAL size = fabs(first) > fabs(last) ? fabs(first) : fabs(last);
 #if FUNCTION == SQRT
-    return x < 0 && x >= -rounding * size ? (REAL)0 : x;
+    return x >= -rounding * size && x <= (REAL)8.881784197001252e-16 * n * size ? (REAL)0 : x;
 #elif FUNCTION == EXP
     return x;
 #else

@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
     doubled += matrix * n;
     if (threadIdx.x < GROUP && first + threadIdx.x < n) {
         const int column = first + threadIdx.x;
-        const REAL x = (REAL)0.5 * rounded(doubled[column], doubled[0], doubled[n - 1], (REAL)rounding);
+        const REAL x = (REAL)0.5 * rounded(doubled[column], doubled[0], doubled[n - 1], (REAL)rounding, n);
         values[matrix * n + column] = x;
         weights[threadIdx.x] = value_at(x);
     }

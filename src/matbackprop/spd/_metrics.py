@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_option
+from matbackprop.checks import check_option, nan_where
 from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
 from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
@@ -142,9 +142,8 @@ class _LogEuclidean:
         at = Coordinates.of(p)
         exponent = at.log(p) + _derivative(at.inside(p), at.u.mH @ (v / at.unit) @ at.u, "log")
         values, vectors = batched_eigh(exponent.detach())
-        vanishes = (values < _LOWEST).any(-1)[..., None, None]
         end = spectral(exponent, Spectrum(values, vectors), named_function("exp"))
-        return at.outside(torch.where(vanishes, torch.nan, end))
+        return at.outside(nan_where((values < _LOWEST).any(-1), end))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         at = Coordinates.of(p)
@@ -186,8 +185,7 @@ class _BuresWasserstein:
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
         way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + lyapunov_of_definite(p, v)
-        inside = (torch.linalg.cholesky_ex(way.detach()).info == 0)[..., None, None]
-        return torch.where(inside, symmetrize(way @ p @ way), torch.nan)
+        return nan_where(torch.linalg.cholesky_ex(way.detach()).info != 0, symmetrize(way @ p @ way))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         moved = self._transport(p, q) @ p - p
