@@ -140,6 +140,10 @@ def test_few_large_matrices(dtype):
     values, vectors = batched_eigh(a)
     check(a[:1], values[:1], vectors[:1])
     assert values[1].isnan().all() and vectors[1].isnan().all()
+    wide = symmetric(2, 1100, torch.float32).double()
+    values, vectors = batched_eigh(wide, fine=False)
+    assert (wide @ vectors - vectors * values.unsqueeze(-2)).norm() < 1e-9 * wide.norm()
+    assert (vectors.mT @ vectors - torch.eye(1100, device="cuda", dtype=torch.float64)).abs().amax() < 1e-9
 
 
 def test_second_stream_and_thread():
