@@ -89,8 +89,7 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
             continue
         crops = [crop_region(pixels, mask, window, side=SIDE, margin=MARGIN) for _, mask, window in usable]
         store, sizes = map(torch.from_numpy, pad_crops(crops, SIDE))
-        index = torch.arange(len(crops))
-        image, mask = place_regions(store, index, sizes, torch.zeros(len(crops), 3, dtype=torch.long), canvas=SIDE)
+        image, mask = place_regions(store, sizes, torch.zeros(len(crops), 3, dtype=torch.long), canvas=SIDE)
         found = network(image, [tap])[tap]
         coverage = nn.functional.adaptive_avg_pool2d(mask.unsqueeze(1), found.shape[-2:])
         parts["cells"].append(found.flatten(2).mT.half())

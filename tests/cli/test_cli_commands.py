@@ -214,9 +214,9 @@ def parse(*words):
 
 
 def test_preset_then_file_then_options(tmp_path):
-    from matbackprop.vision.training.config import get_recipe
+    from matbackprop.vision.training.config import RECIPES
 
-    recipe = get_recipe("o2p")
+    recipe = RECIPES["o2p"]
     assert parse("--preset", "paper").config == recipe.preset("paper")
     assert parse().config == recipe.preset(next(iter(recipe.presets)))
     file = tmp_path / "c.toml"

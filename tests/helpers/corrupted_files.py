@@ -42,7 +42,7 @@ from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
 from matbackprop.vision.files import printable
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.config import get_recipe, resolve
+from matbackprop.vision.training.config import RECIPES, resolve
 
 for module in (
     *(f"cli.{name}" for name in ("segment", "classify", "report", "data", "evaluate", "evaluate_run", "train")),
@@ -362,9 +362,7 @@ def _trained(recipe: str) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="corrupted-"))
     os.environ["MATBACKPROP_CACHE"] = str(folder / "cache")
     short = {"o2p": "--data.generate 6 --data.batch-size 6", "ncuts": "--data.generate 4"}[recipe]
-    words = (
-        f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard {short} --run @/run"
-    )
+    words = f"train {recipe} --preset smoke --accelerator cpu --max-epochs 1 --no-tensorboard {short} --run @/run"
     code = run_in_child(command(words), folder, seconds=600, memory=1 << 33)
     assert code.code == 0, code.said
     return folder
@@ -415,7 +413,7 @@ def _prepare(name: str) -> Callable[[Path], None]:
     """Return a call that builds the system and the data of a recipe, as the command ``train`` does."""
 
     def build(folder: Path) -> None:
-        recipe = get_recipe(name)
+        recipe = RECIPES[name]
         config = merge(resolve(recipe, "smoke", folder / "fields.toml"), {"data.cache": str(folder / "cache")})
         try:
             recipe.module.build(config)

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+from matbackprop.cli import COMMANDS
 from matbackprop.cli import parse as parse_with_tyro
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.files import is_number
-from matbackprop.vision.training.config import EngineConfig, Recipe, get_recipe, resolve
+from matbackprop.vision.training.config import RECIPES, EngineConfig, Recipe, resolve
 
 
 class _Chosen(NamedTuple):
@@ -24,7 +25,7 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
     """Parse the preset, configuration file and saved model, which set the defaults, then all options."""
     import tyro
 
-    recipe = get_recipe(name)
+    recipe = RECIPES[name]
     if arguments and arguments[0] in recipe.presets:
         raise ConfigurationError(f"{arguments[0]} is a preset. Use {prog} --preset {arguments[0]}")
     first = argparse.ArgumentParser(prog, add_help=False, allow_abbrev=False)
@@ -52,8 +53,8 @@ def parse(name: str, arguments: Sequence[str], prog: str) -> _Chosen:
     ]
     kind = dataclasses.make_dataclass(f"Train{name.title()}", fields)
     description = (
-        f"{recipe.summary} Set fields here, or in a TOML or JSON file with --config. Engine options need no prefix: "
-        "--resume is --engine.resume."
+        f"{COMMANDS[f'train {name}'].summary} Set fields here, or in a TOML or JSON file with --config. Engine options "
+        "need no prefix: --resume is --engine.resume."
     )
     parsed = parse_with_tyro(kind, [_with_prefix(word) for word in arguments], prog, description)
     return _Chosen(recipe, parsed.preset, parsed.recipe)

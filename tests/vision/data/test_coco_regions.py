@@ -214,7 +214,6 @@ def test_placement_equals_the_one_done_by_hand(background):
     placement = np.array([[2, -1, 0], [-3, 3, 1], [6, 6, 1]])  # the last one is cut off at the border
     image, mask = cr.place_regions(
         torch.from_numpy(store),
-        torch.tensor([0, 1, 2]),
         torch.from_numpy(sizes),
         torch.from_numpy(placement),
         canvas=27,
@@ -248,7 +247,7 @@ def test_batches_contain_the_regions_of_their_items(regions):
     assert batch.target.tolist() == regions.labels[[9, 2, 5]].tolist()
     np.testing.assert_array_equal(batch.pixels, regions.pixels[[9, 2, 5]])
     placed = cr.place_batch(batch, 27, "keep")
-    expected = cr.place_regions(batch.pixels, torch.arange(3), batch.sizes, batch.placement, canvas=27)
+    expected = cr.place_regions(batch.pixels, batch.sizes, batch.placement, canvas=27)
     torch.testing.assert_close(tuple(placed[2:]), expected)
     still = cr.RegionSource(regions, np.arange(12))
     assert not any(still.fetch(torch.arange(12), epoch).placement.any() for epoch in (0, 1))

@@ -25,7 +25,7 @@ def test_coverage():
     hits = 0
     for seed in range(200):
         difference = rng.normal(0.5, 1, 60)
-        interval = paired_bootstrap(difference, np.zeros(60), samples=500, seed=seed, confidence=0.8)
+        interval = paired_bootstrap(difference, np.zeros(60), seed=seed, confidence=0.8)
         hits += interval.low <= 0.5 <= interval.high
     assert 140 <= hits <= 180  # 160 expected, standard deviation 5.7
 

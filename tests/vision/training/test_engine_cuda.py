@@ -8,7 +8,7 @@ import torch
 
 from helpers.tiny_run import GroupedModule, TinyModule, last_checkpoint, tiny_config, train
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.training.config import get_recipe
+from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.run_folder import RunFolder
 
@@ -83,7 +83,7 @@ def test_ddp_with_one_process_equals_auto_and_resumes(tmp_path, environment):
             torch.testing.assert_close(weights(runs[name])[key], value, rtol=1e-8, atol=1e-10)
 
 
-RECIPES = {
+SMALL = {
     "o2p": {"data.generate": 8, "data.batch_size": 4},
     "ncuts": {"data.generate": 8, "data.batch_size": 2},
 }
@@ -91,16 +91,16 @@ RECIPES = {
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SMALL)
 def test_recipes_train_in_every_precision_and_resume(tmp_path_factory, tmp_path, monkeypatch, name, precision):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-    recipe = get_recipe(name)
+    recipe = RECIPES[name]
 
     def run(epochs, resume=False):
         engine = {"accelerator": "gpu", "devices": "1", "precision": precision, "log_every": 1, "tensorboard": False}
         engine |= {"run": str(tmp_path / "run"), "max_epochs": epochs, "resume": resume}
         engine |= {"progress": False, "report": resume}
-        config = merge(recipe.preset("smoke"), RECIPES[name] | {f"engine.{k}": v for k, v in engine.items()})
+        config = merge(recipe.preset("smoke"), SMALL[name] | {f"engine.{k}": v for k, v in engine.items()})
         return run_recipe(recipe, config)
 
     losses, states = curve(run(1)), weights(RunFolder(tmp_path / "run"))

@@ -5,7 +5,7 @@ import torch
 
 from helpers.tiny_run import lines
 from matbackprop.vision.configuration import merge
-from matbackprop.vision.training.config import get_recipe
+from matbackprop.vision.training.config import RECIPES
 from matbackprop.vision.training.engine import fit, seed_all
 
 CASES = {
@@ -32,7 +32,7 @@ class _Stop(Exception):
 @pytest.mark.parametrize("name", CASES)
 def test_an_interrupted_recipe_is_bitwise_equal(name, log_every, tmp_path, monkeypatch):
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path / "cache"))
-    recipe = get_recipe(name)
+    recipe = RECIPES[name]
 
     def train(folder, stop=None, resume=False):
         options = ENGINE | {"run": str(tmp_path / folder), "resume": resume, "log_every": log_every}

@@ -222,19 +222,17 @@ def _normalization(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def place_regions(
-    store: Tensor,
-    index: Tensor,
+    pixels: Tensor,
     sizes: Tensor,
     placement: Tensor,
     *,
     canvas: int = CANVAS,
     background: Background = "keep",
 ) -> tuple[Tensor, Tensor]:
-    """Place regions on the canvas, flip, mask and normalize them, on the device of ``store``.
+    """Place regions on the canvas, flip, mask and normalize them, on their device.
 
     Args:
-        store: uint8 (n, side, side, 4), or the same bytes as int32 (n, side, side).
-        index: int64 (b,), regions of the batch.
+        pixels: uint8 (b, side, side, 4), as in :class:`Regions`.
         sizes: int64 (b, 2), height and width of the regions.
         placement: int64 (b, 3), shift down, shift right, flip.
         canvas: side of the output.
@@ -244,9 +242,9 @@ def place_regions(
         Images (b, 3, canvas, canvas) in channels-last memory, normalized with ImageNet statistics and zero outside the
         box of the region; and the fraction of each pixel inside the mask (b, canvas, canvas).
     """
-    device = store.device
-    if store.dtype == torch.uint8:
-        store = store.view(torch.int32).squeeze(-1)
+    device = pixels.device
+    words = pixels.view(torch.int32).squeeze(-1)  # one per pixel
+    batch = torch.arange(len(words), device=device)
     ticks = torch.arange(canvas, device=device)
     # Position of every canvas pixel in the region. Before the shift, region and canvas have the same center.
     corner = (canvas - sizes) // 2 + placement[:, :2]
@@ -256,10 +254,9 @@ def place_regions(
     inside_columns = (columns >= 0) & (columns < sizes[:, 1:])
     inside = inside_rows[:, :, None] & inside_columns[:, None, :]
     columns = torch.where(placement[:, 2:] > 0, sizes[:, 1:] - 1 - columns, columns)
-    last = store.shape[-1] - 1
-    raw = store[index[:, None, None], rows.clamp(0, last)[:, :, None], columns.clamp(0, last)[:, None, :]]
-    raw = torch.where(inside, raw, 0)
-    pixels = raw.unsqueeze(-1).view(torch.uint8)  # (b, canvas, canvas, 4)
+    last = words.shape[-1] - 1
+    raw = words[batch[:, None, None], rows.clamp(0, last)[:, :, None], columns.clamp(0, last)[:, None, :]]
+    pixels = torch.where(inside, raw, 0).unsqueeze(-1).view(torch.uint8)  # (b, canvas, canvas, 4)
     mask = pixels[..., 3].float() / 255
     weight = mask if background == "mask" else inside.float()
     scale, shift = _normalization(device)
@@ -288,8 +285,7 @@ class ImageBatch(NamedTuple):
 
 def place_batch(batch: FetchedRegions, canvas: int, background: Background) -> ImageBatch:
     """Compute images and masks with :func:`place_regions` on the device of the batch."""
-    rows = torch.arange(len(batch.regions), device=batch.pixels.device)
-    placed = place_regions(batch.pixels, rows, batch.sizes, batch.placement, canvas=canvas, background=background)
+    placed = place_regions(batch.pixels, batch.sizes, batch.placement, canvas=canvas, background=background)
     return ImageBatch(batch.regions, batch.target, *placed)
 
 

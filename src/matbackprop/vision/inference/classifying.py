@@ -125,8 +125,8 @@ def classify_regions(
     results = []
     for start in range(0, count, 100):
         part, shape = (torch.from_numpy(array[start : start + 100]).to(device) for array in (store, sizes))
-        index = torch.arange(len(part), device=device)
+        placement = torch.zeros(len(part), 3, dtype=torch.long, device=device)
         how: dict[str, Any] = {"canvas": model.canvas, "background": model.background}
-        pictures, inside = place_regions(part, index, shape, index.new_zeros(len(part), 3), **how)
+        pictures, inside = place_regions(part, shape, placement, **how)
         results.append(model(pictures, inside).float().softmax(-1).cpu())
     return torch.cat(results) if results else torch.zeros(0, model.classifier.out_features)

@@ -86,9 +86,6 @@ def segment_files(
 
     before = torch.get_num_threads()
     threads = max(1, min(_THREADS, before, len(jobs)))
-    if threads == 1:
-        yield from map(one, jobs)
-        return
     executor = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(before // threads,))
     try:
         yield from read_ahead(lambda job: executor.submit(one, job), jobs, 2 * threads)

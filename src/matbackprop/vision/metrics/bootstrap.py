@@ -41,7 +41,6 @@ def paired_bootstrap(
     second: ArrayLike | Sequence[float],
     *,
     confidence: float = 0.95,
-    samples: int = 10_000,
     seed: int = 0,
 ) -> PairedInterval:
     """Compute a bootstrap confidence interval for the mean difference of two methods on the same images.
@@ -50,7 +49,6 @@ def paired_bootstrap(
         first: scores ``(n,)`` of the first method, one per image.
         second: scores ``(n,)`` of the second method, in the same order.
         confidence: confidence level of the interval (percentile method).
-        samples: number of resamples.
         seed: seed of the resampling.
 
     Returns:
@@ -59,7 +57,7 @@ def paired_bootstrap(
     Raises:
         ShapeError: the scores are not two vectors of one length ≥ 2.
         NonFiniteError: a score is NaN or infinite.
-        DomainError: ``confidence`` is outside (0, 1), or ``samples`` is not positive.
+        DomainError: ``confidence`` is outside (0, 1).
 
     Example:
         >>> interval = paired_bootstrap([0.7, 0.8, 0.9, 0.75], [0.6, 0.72, 0.83, 0.7])
@@ -73,14 +71,12 @@ def paired_bootstrap(
         raise ShapeError(f"Paired scores have shapes {a.shape} and {b.shape}. Pass two vectors of one length ≥ 2.")
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         raise NonFiniteError("A paired score is NaN or infinite. Leave the image out of both methods.")
-    if not 0 < confidence < 1 or samples < 1:
-        raise DomainError(f"confidence must be in (0, 1) and samples positive, got {confidence} and {samples}.")
+    if not 0 < confidence < 1:
+        raise DomainError(f"confidence must be in (0, 1), got {confidence}.")
     difference = a - b
     generator = np.random.default_rng(seed)
-    means = np.empty(samples)
-    for start in range(0, samples, 1000):  # in blocks, to bound memory
-        stop = min(start + 1000, samples)
-        means[start:stop] = difference[generator.integers(0, a.size, (stop - start, a.size))].mean(1)
+    # In blocks, to bound memory.
+    means = np.concatenate([difference[generator.integers(0, a.size, (1000, a.size))].mean(1) for _ in range(10)])
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     error = float(difference.std(ddof=1) / np.sqrt(a.size))
     return PairedInterval(float(difference.mean()), float(low), float(high), error, confidence, a.size)

@@ -64,8 +64,8 @@ _TEMPLATES.filters["text"] = _as_text
 def write_report(run_folder: RunFolder) -> Path:
     """Write ``report.html`` into a run folder from its existing files.
 
-    The page shows the final metrics, the images under ``figures/`` including all curves, versions and command of the last
-    start, the configuration and the end of the log. Sections without a file are omitted, so a report can also be
+    The page shows the final metrics, the images under ``figures/`` with the curves, versions and command of the last
+    start, the configuration and the end of the log. Sections without a file are omitted, so that a report can be
     written during a run.
     """
     folder = run_folder.path

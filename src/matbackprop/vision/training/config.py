@@ -78,9 +78,7 @@ class EngineConfig:
     validate_every: Count = 1
     """Epochs between validations."""
     monitor: str = "val/loss"
-    """Metric that selects the best checkpoint, if validation uses held-out training data."""
-    monitor_mode: Literal["min", "max"] = "min"
-    """Whether smaller or larger values are better."""
+    """Metric whose smallest value selects the best checkpoint, if validation uses held-out training data."""
     checkpoints: bool = True
     """Write checkpoints. A run without them cannot be resumed."""
     checkpoint_every_steps: Natural = 0
@@ -109,13 +107,12 @@ class EngineConfig:
 class Recipe:
     """Training recipe, as in ``matbackprop train NAME``.
 
-    The preset ``smoke`` is the default, ``fine-tune`` the default for saved models. ``summary`` is for ``--help``.
+    The preset ``smoke`` is the default, ``fine-tune`` the default for saved models.
     """
 
     name: str
     config_class: Any
     presets: Mapping[str, Any]
-    summary: str
 
     @property
     def module(self) -> Any:
@@ -502,16 +499,9 @@ CONTOURS_PRESETS = {
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe("o2p", O2PConfig, O2P_PRESETS, "Classify COCO's regions with second-order pooling (DeepO2P)."),
-        Recipe("ncuts", NCutsConfig, NCUTS_PRESETS, "Segment images by trained normalized cuts (DeepNCuts)."),
-        Recipe("contours", ContoursConfig, CONTOURS_PRESETS, "Predict the contours of photographs (ContourNet)."),
+        Recipe("o2p", O2PConfig, O2P_PRESETS),
+        Recipe("ncuts", NCutsConfig, NCUTS_PRESETS),
+        Recipe("contours", ContoursConfig, CONTOURS_PRESETS),
     )
 }
 """The recipes of ``matbackprop train``."""
-
-
-def get_recipe(name: str) -> Recipe:
-    """Return a recipe by name."""
-    if name not in RECIPES:
-        raise ConfigurationError(f"Unknown recipe {name!r}. {suggest(name, RECIPES, 'Recipes')}")
-    return RECIPES[name]

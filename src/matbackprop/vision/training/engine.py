@@ -270,14 +270,14 @@ class _Training:
         self.validation = numbers
 
     def _keep_if_best(self, numbers: dict[str, float]) -> None:
-        monitor, sign = self.engine.monitor, 1.0 if self.engine.monitor_mode == "min" else -1.0
+        monitor = self.engine.monitor
         score = numbers.get(monitor)
         if score is None:
             if not self.validation:  # the first time
                 logged = ", ".join(sorted(numbers))
                 log.warning("Metric %r was not logged. Logged metrics: %s. Set --monitor.", monitor, logged)
             return
-        if math.isnan(score) or (self.best_score is not None and sign * score >= sign * self.best_score):
+        if math.isnan(score) or (self.best_score is not None and score >= self.best_score):
             return
         self.best_score, self.best_step = score, self.step
         if self.engine.checkpoints:

@@ -33,7 +33,7 @@ from matbackprop.vision.files import atomic_write, plain_numbers, read_json, sho
 from matbackprop.vision.versions import versions
 
 _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate", "validate_every",
-          "monitor", "monitor_mode"}  # fmt: skip
+          "monitor"}  # fmt: skip
 """Fields of the engine that must not change when a run is resumed."""
 
 _FIX = "Remove it, or restore a copy."
