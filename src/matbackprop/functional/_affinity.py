@@ -33,7 +33,6 @@ def affinity(
         W ``(*batch, m, m)`` in the dtype of ``f``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``f`` or ``lam`` has an invalid shape, dtype or value.
         DomainError: the result overflows.
 
     Gradient:
@@ -118,9 +117,7 @@ def normalized_affinity(
         M ``(*batch, m, m)``, or the pair (M, Ω), in the dtype of ``w``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``w`` is not a batch of finite square matrices.
-        DomainError: a degree is negative, or the entries are too large or too small for the compute dtype.
-        LabelError: ``labels`` has an invalid shape, dtype or value.
+        DomainError: a degree is negative.
 
     Gradient:
         ∂L/∂W = D^{−1/2}G_M D^{−1/2} + diag(D⁻¹Ω(G_Ω)_sym − D⁻¹M(G_M)_sym)1ᵀ for a symmetric W. Zero for rows of
@@ -177,9 +174,7 @@ def normalized_cut_value(
         affinity contribute 0.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: ``w`` is not a batch of finite symmetric matrices.
         DomainError: a degree is negative.
-        LabelError: ``labels`` has an invalid shape, dtype or value.
 
     Gradient:
         A rational function of W. Supports all orders, forward mode and vmap.

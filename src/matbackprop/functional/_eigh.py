@@ -109,7 +109,6 @@ def eigh(
         dtype of ``a``. Each eigenvector is unique up to its sign or phase.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
         DomainError: an eigenvalue overflows.
         TieError: see ``ties``. Also raised if the loss depends on the phase of a complex eigenvector.
 

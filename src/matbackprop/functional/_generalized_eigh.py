@@ -232,9 +232,7 @@ def generalized_eigh(
         square root of the condition number of B.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`. Also raised if the shapes
-            differ or only one matrix is complex.
-        DomainError: B is not positive definite to working precision, or the entries are too large or too small.
+        DomainError: B is not positive definite to working precision.
         TieError: see `eigh`.
 
     Gradient:
@@ -292,8 +290,7 @@ def generalized_matrix_function(
         Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
-        DomainError: a generalized eigenvalue is outside the domain of g. For other errors see `matrix_function` and
-            `generalized_eigh`.
+        DomainError: a generalized eigenvalue is outside the domain of g.
 
     Gradient:
         First and second order with respect to A, B and the parameters of g, exact at repeated eigenvalues and accurate

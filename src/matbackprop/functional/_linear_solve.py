@@ -167,9 +167,7 @@ def linear_solve(
         x with the shape of ``b``, after broadcasting the batch, in the dtype of ``b``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: ``a`` or ``b`` has an invalid shape, dtype or value.
-        DomainError: A is singular to working precision (not positive definite, if ``symmetric=True``), or its entries
-            are too large or too small for the compute dtype.
+        DomainError: A is singular to working precision (not positive definite, if ``symmetric=True``).
 
     Gradient:
         dx = A⁻¹(db − dA x). With λ = A⁻ᵀg, ∂L/∂b = λ and ∂L/∂A = −λxᵀ (its symmetric part if ``symmetric=True``).

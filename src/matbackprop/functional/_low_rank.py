@@ -33,8 +33,7 @@ def low_rank(a: Tensor, rank: int, *, check: bool | None = None, precision: torc
         A_k ``(*batch, m, n)`` in the dtype of ``a``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
-        DomainError: ``rank`` is negative, or the entries are too large or too small for the compute dtype.
+        DomainError: ``rank`` is negative.
         TieError: σ_k = σ_{k+1}, and the approximation is not unique.
 
     Gradient:

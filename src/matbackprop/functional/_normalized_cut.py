@@ -249,8 +249,7 @@ def normalized_cut_j1(
         The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2.
 
     Raises:
-        LabelError: ``labels`` has an invalid shape, dtype, device or range, or an image has no labels.
-        ShapeError, DtypeError, NonFiniteError: ``f``, ``weight`` or ``lam`` has an invalid shape, dtype or value.
+        LabelError: an image has no labels.
         DomainError: a degree or weight is negative, or ``rank_tol`` is out of range.
 
     Gradient:
@@ -316,9 +315,6 @@ def normalized_cut_j2(
     Returns:
         The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. A value
         below 1/2 implies r = k.
-
-    Raises:
-        Same as :func:`normalized_cut_j1`, except for errors about degrees and Λ.
 
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA) for variations that preserve the rank. r and k have no

@@ -131,9 +131,7 @@ def pinv(
         A⁺ ``(*batch, n, m)`` in the dtype of ``a``; zero for A = 0.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``a`` is not a batch of finite floating-point matrices.
-        DomainError: ``rtol`` is out of range, or the entries are too large or too small for the compute dtype. In the
-            latter case the result is NaN if values are not checked.
+        DomainError: ``rtol`` is out of range.
 
     Gradient:
         .. math:: dA^+ = -A^+\,dA\,A^+ + A^+(A^+)^\top dA^\top(I - AA^+) + (I - A^+A)\,dA^\top(A^+)^\top A^+
@@ -183,10 +181,6 @@ def lstsq(
 
     Returns:
         X ``(*batch, n)`` or ``(*batch, n, k)`` in the dtype of ``b``.
-
-    Raises:
-        ShapeError, DtypeError, NonFiniteError: ``a`` or ``b`` has an invalid shape, dtype or value.
-        DomainError: as in `pinv`.
 
     Gradient:
         With respect to A and B, as in `pinv`.

@@ -71,8 +71,6 @@ def projector(
         Π_A ``(*batch, m, m)`` in the dtype of ``a``; zero for A = 0.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`, for matrices of any shape.
-        SymmetryError: ``symmetric=True`` and A is not symmetric.
         DomainError: ``rank_tol`` is out of range.
 
     Gradient:
@@ -139,10 +137,8 @@ def spectral_projector(
         Π ``(*batch, n, n)`` in the dtype of ``a``.
 
     Raises:
-        DomainError: ``rank`` and ``threshold`` are both given or both None, ``rank`` is out of range, or the entries
-            are too large or too small for the compute dtype.
+        DomainError: ``rank`` and ``threshold`` are both given or both None, or ``rank`` is out of range.
         TieError: eigenvalues on both sides of the cut are equal.
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: as in `matrix_function`.
 
     Gradient:
         U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| for eigenvalues on different sides of the cut and 0 otherwise. Exact

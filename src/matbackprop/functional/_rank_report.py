@@ -70,9 +70,6 @@ def rank_report(
     Returns:
         A :class:`RankReport` without gradients.
 
-    Raises:
-        LabelError, DtypeError, ShapeError, NonFiniteError, DomainError: as in :func:`~matbackprop.normalized_cut_j2`.
-
     Example:
         >>> import torch, matbackprop
         >>> labels = torch.tensor([0, 0, 1, 1, 2])

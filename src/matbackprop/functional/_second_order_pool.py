@@ -371,9 +371,8 @@ def second_order_pool(
         Symmetric (Hermitian) matrices ``(*batch, d, d)``, or ``(*batch, r, d, d)`` with regions.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``f`` or ``weight`` has an invalid shape, dtype, device or value.
-        DomainError: ε is negative or not finite, a weight is negative, an eigenvalue is outside the domain of g (for
-            example ε = 0 with log), or products of the features overflow.
+        DomainError: ε is negative or not finite, a weight is negative, or an eigenvalue is outside the domain of
+            g (for example ε = 0 with log).
 
     Gradient:
         First and second order with respect to F, weights, ε, the exponent and ``params``. The first order in F is

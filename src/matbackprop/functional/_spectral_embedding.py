@@ -48,14 +48,13 @@ def spectral_embedding(
         in the dtype of ``f``. Signs are chosen such that the largest entry of each column of V is positive.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: ``f`` or ``weight`` has an invalid shape, dtype or value.
-        DomainError: ``k`` is out of range, a degree or weight is negative, or the features are too large or too small
-            for the compute dtype.
+        DomainError: ``k`` is out of range, or a degree or weight is negative.
         TieError: see ``ties``.
 
     Gradient:
-        With respect to F and weights. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors,
-        use `projector` of D^(−½)F, which is exact at ties.
+        With respect to F and weights. Second derivatives of eigenvectors have a relative error of about uβ₁/βᵢ, with u
+        the unit roundoff. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors, use `projector`
+        of D^(−½)F, which is exact at ties.
 
     Example:
         >>> import torch, matbackprop

@@ -295,7 +295,6 @@ def svd(
         in the dtype of ``a``. With ``full_matrices``, U is ``(*batch, m, m)`` and Vᵀ is ``(*batch, n, n)``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: as in `matrix_function`.
         DomainError: a singular value overflows.
         TieError: see ``ties``.
 

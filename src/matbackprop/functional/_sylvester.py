@@ -82,7 +82,6 @@ def sylvester(
         X ``(*batch, m, n)`` in the dtype of ``c``, complex if any argument is.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError, SymmetryError: an argument has an invalid shape, dtype or value.
         DomainError: a sum λᵢ + μⱼ is zero, that is, at most 4 max(m, n) ε times the largest \|λ\| + \|μ\|. Without
             checks the result is NaN.
 
@@ -138,9 +137,6 @@ def lyapunov(a: Tensor, c: Tensor, *, check: bool | None = None, precision: torc
 
     Returns:
         X ``(*batch, n, n)`` in the dtype of ``c``, complex if A is.
-
-    Raises:
-        Same as `sylvester`.
 
     Gradient:
         Same as `sylvester` with B = A.

@@ -102,7 +102,6 @@ def whiten(
         Y ``(*batch, m, d)`` in the dtype of ``x``.
 
     Raises:
-        ShapeError, DtypeError, NonFiniteError: an argument has an invalid shape, dtype or value.
         DomainError: ε is not positive or is below the rounding error of the samples, a weight is negative, all weights
             are zero, or a covariance has an eigenvalue below −ε.
         TieError: the loss uses principal axes of equal variance.

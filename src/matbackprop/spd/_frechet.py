@@ -130,10 +130,6 @@ def frechet_distance(
     Returns:
         ``(*batch,)`` in the dtype of ``x``.
 
-    Raises:
-        ShapeError, DtypeError, NonFiniteError: ``x`` or ``y`` has an invalid shape, dtype or value.
-        DomainError: the entries are too large for the compute dtype.
-
     Gradient:
         :math:`2(X - U_rY)` for centered samples. :math:`U_r` is the polar factor of the cross product of X and Y,
         restricted to singular values above rounding error. It is always finite. First order and forward mode only.

@@ -209,7 +209,7 @@ def mean(
 
     Raises:
         SolverError: no convergence.
-        DomainError: a weight is negative, or all weights are zero. For other errors see `distance`.
+        DomainError: a weight is negative, or all weights are zero.
 
     Gradient:
         Implicit differentiation with respect to matrices and weights; the adjoint system is solved by conjugate
