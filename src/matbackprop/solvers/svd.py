@@ -22,28 +22,31 @@ from matbackprop.solvers.gram import separate_rows, squared_norms
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK is faster than the Gram matrix
 _LONG, _MANY = 4096, 64  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
-_PART = 1024  # rows of a part of such a matrix
+_NARROW, _PARTS = 16, (256, 1024)  # rows of a part of such a matrix, with at most 16 columns or more
+_WIDE, _SINGLE = 32, 4  # columns above which QR is faster than parts, for at most 4 matrices
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
 
-def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "parts", "small", "gram"]:
+def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "parts", "qr", "small", "gram"]:
     """Return the first route that supports the matrices.
 
     ``torch`` is :func:`torch.linalg.svd`: on the CPU for float64 digits. ``kernel`` is ``svd.cu``, for CUDA and a short
-    side up to 64; ``parts`` divides a few matrices with a long side among its blocks. ``small`` is LAPACK on the CPU
-    for float32 digits, checked. ``gram`` is the eigensolver.
+    side up to 64. For a few matrices with a long side, ``parts`` divides them among its blocks and ``qr`` decomposes a
+    triangular factor. ``small`` is LAPACK on the CPU for float32 digits, checked. ``gram`` is the eigensolver.
     """
-    long = max(x.shape[-2:]) > _LONG and x.shape[:-2].numel() < _MANY
+    batch = x.shape[:-2].numel()
     if full_matrices or x.dtype != torch.float64 or x.numel() == 0:
         return "torch"
     if x.device.type != "cuda":
         if fine:
             return "torch"
         return "small" if x.is_cpu and is_plain(x) and x.numel() <= _SMALL else "gram"
-    if kernels.takes(x):
-        return "parts" if long else "kernel"
-    return "gram"
+    if not kernels.takes(x):
+        return "gram"
+    if max(x.shape[-2:]) <= _LONG or batch >= _MANY:
+        return "kernel"
+    return "qr" if min(x.shape[-2:]) > _WIDE and batch <= _SINGLE else "parts"
 
 
 def _torch_svd(x: Tensor, full_matrices: bool) -> Factors:
@@ -90,8 +93,11 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if route == "kernel":
         return kernels.factor(x, KERNEL_OVERLAP[fine])[0]
-    if route == "parts":
-        return _svd_by_parts(x, fine)
+    if route in ("parts", "qr"):
+        if x.shape[-2] >= x.shape[-1]:
+            return _svd_by_parts(x, fine) if route == "parts" else _svd_by_qr(x, fine)
+        v, s, uh = batched_svd(x.mT.contiguous(), fine=fine)
+        return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
     if route == "small":
         u, s, vh = _torch_svd(x, False)
         if bool((s.select(-1, 0) < SVD_SPREAD * s.select(-1, -1)).all()):
@@ -100,12 +106,9 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
 
 
 def _svd_by_parts(x: Tensor, fine: bool) -> Factors:
-    """Decompose parts of the long side, and then the matrix of all σᵢvᵢᵀ, which has the same σ and V as X."""
-    if x.shape[-2] < x.shape[-1]:
-        v, s, uh = _svd_by_parts(x.mT.contiguous(), fine)
-        return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
+    """Decompose parts of the rows, and then the matrix of all σᵢvᵢᵀ, which has the same σ and V as X."""
     *batch, m, k = x.shape
-    count = -(-m // _PART)
+    count = -(-m // _PARTS[k > _NARROW])
     rows = m // count
     parts, rest = x.split([count * rows, m - count * rows], -2)
     u, s, vh = kernels.factor(parts.reshape(*batch, count, rows, k), KERNEL_OVERLAP[fine])[0]
@@ -113,6 +116,12 @@ def _svd_by_parts(x: Tensor, fine: bool) -> Factors:
     outer, s, vh = batched_svd(torch.cat([small, rest], -2), fine=fine)
     inner, rest = outer.split([count * k, m - count * rows], -2)
     return torch.cat([(u @ inner.unflatten(-2, (count, k))).flatten(-3, -2), rest], -2), s, vh
+
+
+def _svd_by_qr(x: Tensor, fine: bool) -> Factors:
+    q, r = torch.linalg.qr(x)
+    u, s, vh = kernels.factor(r, KERNEL_OVERLAP[fine])[0]
+    return q @ u, s, vh
 
 
 def _thin_svd(x: Tensor, fine: bool) -> Factors:
@@ -161,8 +170,9 @@ def _gram_svd(x: Tensor, fine: bool, q: Tensor | None = None) -> Factors:
     """Decompose X with k rows and l ≥ k columns; Q are the eigenvectors of XXᵀ, if known."""
     unit = None
     if fine:  # a power of two, so that no square overflows or underflows; squares of float32 numbers do not
-        exponent = torch.frexp(x.abs().amax((-2, -1), keepdim=True)).exponent
-        unit = torch.exp2(exponent.to(x.dtype))
+        largest = x.abs().amax((-2, -1), keepdim=True)
+        mantissa = torch.frexp(largest).mantissa
+        unit = torch.where(largest == 0, 1, largest / (2 * mantissa))
         x = x / unit
     if q is None:
         _, q = batched_eigh(x @ x.mH)
