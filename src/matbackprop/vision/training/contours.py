@@ -117,12 +117,13 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
     if draw[2] < 0.3:
         turn = turn.flip(1)
 
+    size = torch.tensor([[width], [height]])
+    places = torch.cat([side * turn / size, 2 * torch.tensor(center)[:, None] / size - 1], 1)
+
     def sample(pixels: Tensor, cells: int, mode: str) -> Tensor:
-        line = (torch.arange(cells) + 0.5) / cells - 0.5
-        places = torch.stack(torch.meshgrid(line, line, indexing="xy"), -1) @ (side * turn.T) + torch.tensor(center)
-        grid = 2 * places / torch.tensor([width, height]) - 1
+        grid = nnf.affine_grid(places[None], [1, 1, cells, cells], align_corners=False)
         x = pixels[None].float() / 255
-        return nnf.grid_sample(x, grid[None], mode=mode, padding_mode="reflection", align_corners=False)[0]
+        return nnf.grid_sample(x, grid, mode=mode, padding_mode="reflection", align_corners=False)[0]
 
     image = sample(one.image, config.crop, "bilinear")
     if one.predicted:
