@@ -53,8 +53,8 @@ def spectral_embedding(
 
     Gradient:
         With respect to F and weights. Second derivatives of eigenvectors have a relative error of about uβ₁/βᵢ, with u
-        the unit roundoff. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors, use `projector`
-        of D^(−½)F, which is exact at ties.
+        the unit roundoff. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors, use
+        `projector` of D^(−½)F, which is exact at ties.
 
     Example:
         >>> import torch, matbackprop
