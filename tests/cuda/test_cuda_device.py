@@ -343,9 +343,10 @@ def test_cuts_of_wide_spectra_are_refined_on_cuda(objective):
 
 @pytest.mark.parametrize("objective", [mb.normalized_cut_j1, mb.normalized_cut_j2, mb.normalized_cut_soft])
 def test_cuts_on_cuda_differentiated_twice(objective):
-    f = torch.rand(2, 10, 3, device="cuda", dtype=torch.float64, requires_grad=True)
-    labels = torch.randint(-1, 3, (2, 10), device="cuda")
-    for weight in (None, torch.rand(2, 10, device="cuda")):
+    generator = torch.Generator().manual_seed(0)
+    f = torch.rand(2, 10, 3, dtype=torch.float64, generator=generator).cuda().requires_grad_()
+    labels = torch.randint(-1, 3, (2, 10), generator=generator).cuda()
+    for weight in (None, torch.rand(2, 10, generator=generator).cuda()):
         assert torch.autograd.gradcheck(lambda x, w=weight: objective(x, labels, num_labels=3, weight=w), f)
         assert torch.autograd.gradgradcheck(lambda x, w=weight: objective(x, labels, num_labels=3, weight=w), f)
 

@@ -56,6 +56,7 @@ def test_every_order_fits_into_a_block(n):
     half = sizes.players // 2
     assert sizes.threads % 32 == 0 and sizes.threads <= 768
     assert sizes.threads >= n and sizes.threads > 32 + 32 * (-(-half * (half - 1) // 2 // 32)) - 1
+    assert sizes.solver_threads <= sizes.threads <= sizes.vectors  # scratch of one number per thread
     assert sizes.shared_bytes(8) <= 160 * 1024  # limit of a block on an A100
 
 

@@ -247,6 +247,8 @@ def _flat(index: Tensor, k: int) -> Tensor:
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """Gather rows of x ``(*batch, k, d)`` by index ``(*batch, m)``: E x, ``(*batch, m, d)``."""
     k, d = x.shape[-2:]
+    if x.device.type == "cuda" and x.requires_grad and index.numel() * k <= _ONE_HOT_LIMIT:
+        return indicators(index, k, x.dtype) @ x  # with a deterministic derivative, unlike index_select
     return x.reshape(x.shape[:-1].numel(), d).index_select(0, _flat(index, k)).reshape(*index.shape, d)
 
 
