@@ -81,9 +81,6 @@ def _failing(error):
 
 
 def test_other_exceptions_end_a_command(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name="gradio.themes")))
-    assert call("serve") == 2
-    assert "gradio is not installed. Install it with: pip install 'matbackprop[serve]'" in capsys.readouterr().err
     monkeypatch.setattr(cli, "run", _failing(KeyboardInterrupt()))
     assert call("serve") == 130
     monkeypatch.setattr(cli, "run", _failing(ZeroDivisionError("a bug")))
@@ -128,7 +125,7 @@ def test_doctor_needs_the_core_only():
     ("words", "module", "extra"),
     [
         (("segment", "x.png"), "numpy", "train"),
-        (("serve",), "gradio", "serve"),
+        (("serve",), "gradio.themes", "serve"),
         (("serve",), "safetensors", "serve"),
         (("evaluate", "segmentations", "a", "--ground-truth", "b"), "tyro", "metrics"),
     ],
@@ -137,13 +134,8 @@ def test_a_missing_dependency_names_the_extra_to_install(words, module, extra, m
     monkeypatch.setattr(cli, "run", _failing(ModuleNotFoundError("x", name=module)))
     assert call(*words) == 2
     assert capsys.readouterr().err.endswith(
-        f"{module} is not installed. Install it with: pip install 'matbackprop[{extra}]'\n"
+        f"{module.split('.')[0]} is not installed. Install it with: pip install 'matbackprop[{extra}]'\n"
     )
-
-
-def test_control_characters_of_names_are_escaped(tmp_path, capsys):
-    assert call("data", "check", str(tmp_path / "a\x1b[31mb")) == 2
-    assert "a\\x1b[31mb is not a folder" in capsys.readouterr().err
 
 
 def test_help_in_a_narrow_terminal():
@@ -228,12 +220,6 @@ def test_preset_then_file_then_options(tmp_path):
     assert chosen.config.optimizer.rate == 0.125
     expected = recipe.preset("paper")
     assert chosen.config.model == expected.model
-
-
-def test_engine_options_need_no_prefix():
-    config = parse("--resume", "--max-epochs=4", "--no-progress", "--devices", "2", "--strategy", "ddp").config.engine
-    assert config.resume and config.max_epochs == 4 and not config.progress
-    assert (config.devices, config.strategy) == ("2", "ddp")
 
 
 def test_data_check(tmp_path, capsys):

@@ -141,37 +141,6 @@ def test_threshold_determines_the_regions(tmp_path):
         main(Config((path,), threshold=0.5, k=3))
 
 
-def test_sixteen_bits_are_rescaled_with_a_note(tmp_path, capsys):
-    gray = np.zeros((50, 70), np.uint16)
-    gray[:, 35:] = 900
-    Image.fromarray(gray).save(tmp_path / "deep.png")
-    assert main(Config((tmp_path / "deep.png",), out=tmp_path / "out", model="none"))["exit_code"] == 0
-    assert "values from 0 to 900 rescaled to 0–255" in capsys.readouterr().out
-    overlay = np.asarray(Image.open(tmp_path / "out" / "deep-overlay.png"))
-    assert overlay[0, 0].tolist() == [0, 0, 0] and overlay[0, -1].tolist() == [255, 255, 255]
-    labels = np.asarray(Image.open(tmp_path / "out" / "deep.png"))
-    assert labels[0, 0] == 0 and labels[0, -1] == 1
-
-
-def test_other_formats(picture, tmp_path, capsys):
-    assert main(Config((picture,), out=tmp_path / "out", format=("coco", "svg"), k=2, model="none"))["exit_code"] == 0
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["photo-coco.json", "photo.svg"]
-    assert "→ " in capsys.readouterr().out
-    coco = json.loads((tmp_path / "out" / "photo-coco.json").read_text())
-    assert len(coco["annotations"]) == 2 and coco["images"][0]["file_name"] == "photo.png"
-
-
-def test_written_files_can_be_scored(picture, tmp_path, capsys):
-    from matbackprop.cli import evaluate
-
-    assert main(Config((picture,), out=tmp_path / "out", format=("npz",), ks=(2, 3), model="none"))["exit_code"] == 0
-    (tmp_path / "truth").mkdir()
-    np.save(tmp_path / "truth" / "photo.npy", np.repeat([np.arange(70) >= 35], 50, 0).astype(np.int64))
-    capsys.readouterr()
-    document = evaluate.main(evaluate.Config(segmentations=tmp_path / "out", ground_truth=tmp_path / "truth"))
-    assert document["segmentations"] == 2 and document["scores"]["covering_ods"] > 0.95
-
-
 # --------------------------------------------------------------------------------------------------------------- frames
 
 

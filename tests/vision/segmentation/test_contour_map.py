@@ -6,7 +6,7 @@ from scipy import ndimage
 
 from helpers.label_maps import voronoi
 from matbackprop.errors import ShapeError
-from matbackprop.vision.data.label_files import read_label_maps, ucm_to_segmentations
+from matbackprop.vision.data.label_files import ucm_to_segmentations
 from matbackprop.vision.metrics import compact_labels
 from matbackprop.vision.segmentation import Hierarchy, contour_map, region_graph
 from matbackprop.vision.segmentation.hierarchy import merge_graph
@@ -54,16 +54,6 @@ def test_the_layout_pixel_by_pixel():
         [0.0, 0.0, 0.6, 0.0, 0.0],
         [0.0, 0.0, 0.6, 0.0, 0.0],
     ]
-
-
-def test_mat_files_round_trip(tree, tmp_path):
-    from scipy.io import savemat
-
-    regions, hierarchy = tree
-    savemat(tmp_path / "a.mat", {"ucm2": contour_map(regions, hierarchy)})
-    maps = list(read_label_maps(tmp_path / "a.mat", thresholds=9))
-    level = hierarchy.levels([hierarchy.regions_at(0.5)])[0]
-    assert len(maps) == 9 and same_partition(maps[4], level[regions])
 
 
 def test_one_region_has_no_contour():

@@ -77,13 +77,6 @@ def test_an_offset_of_the_points_does_not_reduce_accuracy(offset):
     torch.testing.assert_close(actual.centers[1, :, 0].sort().values, means, rtol=1e-14, atol=1e-14)
 
 
-def test_double_precision_is_kept():
-    x = torch.tensor([[0.0], [1e-9], [1.0], [1.0 + 1e-9]], dtype=torch.float64)
-    actual = weighted_kmeans(x, torch.ones(4), [2])
-    assert actual.labels[0, 0] == actual.labels[0, 1] != actual.labels[0, 2]
-    torch.testing.assert_close(actual.distortion, torch.tensor([1e-18]).double(), rtol=1e-6, atol=0)
-
-
 def test_leading_uses_the_first_coordinates_only():
     x, _ = blobs(e=2)
     noisy = torch.cat([x, 100 * torch.randn(60, 3, generator=torch.Generator().manual_seed(7))], 1)

@@ -138,7 +138,7 @@ def test_photographs_are_uploaded_edited_and_exported_under_their_names(visit):
     assert file.suggested_filename == "mug-coco.json"
     with open(file.path()) as content:
         assert "the sky" in content.read()
-    file = exported(page, "PNG pictures")
+    file = exported(page, "PNG images")
     assert file.suggested_filename == "mug.zip"
     with zipfile.ZipFile(file.path()) as archive:
         assert all(name.startswith("mug") for name in archive.namelist())

@@ -10,7 +10,6 @@ from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.training.config import (
-    NCUTS_PRESETS,
     RECIPES,
     ImageDataConfig,
     NCutsConfig,
@@ -50,16 +49,6 @@ def tiny(preset="smoke", **train):
     config.engine = dataclasses.replace(config.engine, precision="32", accelerator="cpu", tensorboard=False)
     config.train = dataclasses.replace(config.train, **train)
     return config
-
-
-def test_prepared_grids_have_the_label_of_most_of_each_cell():
-    one, truth = prepare_image(sample(), 8), sample().segmentations
-    assert one.grid.shape == (2, 6, 8) and prepare_image(sample(), 16).grid.shape == (2, 3, 4)
-    for a in range(2):
-        for y in range(6):
-            for x in range(8):
-                inside = truth[a][8 * y : 8 * y + 8, 8 * x : 8 * x + 8].flatten()
-                assert (inside == one.grid[a, y, x]).sum() == inside.bincount().max()
 
 
 def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
@@ -208,13 +197,6 @@ def test_labels_follow_the_grid_of_any_map(tmp_path):
     config.model = dataclasses.replace(config.model, zoom=1.5)
     with pytest.raises(ConfigurationError, match=r"cells of 2\.66667 pixels"):
         NCutsData(config)
-
-
-def test_the_papers_recipe():
-    config = NCUTS_PRESETS["paper"]
-    assert (config.train.objective, config.data.batch_size, config.model.dropout) == ("j2", 1, 0.25)
-    train = config.train
-    assert (train.backbone_rate, train.rate, train.decay, config.engine.max_epochs) == (1e-4, 1e-3, 5e-4, 4)
 
 
 @pytest.mark.parametrize("objective", ["j2", "soft"])
