@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ class Config:
     """Suites to measure; all by default."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute."""
+    cases: str = ""
+    """Regular expression of the cases to measure; all by default."""
+    limit: float = math.inf
+    """Seconds after which a suite measures no further entry."""
     quick: bool = False
     """Tiny sizes that finish in seconds, to check that all suites run."""
     seconds: float = 1.0
@@ -53,6 +58,8 @@ def measure_suite(config: Config, suite: str, device: torch.device) -> Results:
         device,
         scale="quick" if config.quick else "full",
         seconds=config.seconds,
+        cases=config.cases,
+        limit=config.limit,
         revision=config.revision,
         report=lambda record: print(format_record(record), flush=True),
     )

@@ -233,13 +233,17 @@ def run_suite(
     *,
     scale: Scale = "full",
     seconds: float = 1.0,
+    cases: str = "",
+    limit: float = math.inf,
     revision: str = "",
     report: Callable[[Record], None] = lambda record: None,
 ) -> Results:
     """Measure a suite of :data:`SUITES` on a device and report each record.
 
-    The scale ``quick`` has sizes that finish in seconds. ``revision`` of the code is by default that of git.
+    The scale ``quick`` has sizes that finish in seconds. Only cases that match a regular expression are measured, and
+    none after ``limit`` seconds. ``revision`` of the code is by default that of git.
     """
+    stop = time.perf_counter() + limit
     results = Results(
         machine=describe_machine(device),
         command=" ".join(["python -m benchmarks speed", *sys.argv[2:]]),
@@ -247,6 +251,10 @@ def run_suite(
         date=datetime.date.today().isoformat(),
     )
     for entry in SUITES[name](device, scale):
+        if not re.search(cases, entry.case):
+            continue
+        if time.perf_counter() > stop:
+            break
         results.records.append(run_entry(name, entry, device, seconds))
         report(results.records[-1])
     return results

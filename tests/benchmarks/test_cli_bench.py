@@ -19,6 +19,16 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     assert {r.suite for r in load_results(path).records} == {"ncuts"}
 
 
+def test_measures_a_subset_for_a_limited_time(tmp_path):
+    options = ["decompositions", "--quick", "--device", "cpu", "--seconds", "0.01", "--output", str(tmp_path)]
+    assert run("speed", [*options, "--limit", "0"], COMMANDS) == 0
+    (path,) = tmp_path.glob("*.json")
+    assert load_results(path).records == []
+    assert run("speed", [*options, "--cases", "eigh.*forward$"], COMMANDS) == 0
+    cases = {r.case for r in load_results(path).records}
+    assert cases == {"eigh, float32, 2×3×3, forward", "eigh, float64, 2×3×3, forward"}
+
+
 @pytest.mark.slow
 def test_a_suite_in_a_separate_process():
     results = measure_alone(

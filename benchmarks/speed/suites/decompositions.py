@@ -1,4 +1,4 @@
-"""Batches of decompositions with all factors, at common sizes: SVD, eigh, polar decomposition and square root."""
+"""Decompositions with all factors at common sizes: SVD, eigh, polar decomposition, nearest rotation and square root."""
 
 from __future__ import annotations
 
@@ -16,9 +16,50 @@ from benchmarks.speed.suites.entry import Entry, Scale
 Shape = tuple[int, int, int]
 Method = Callable[[Tensor], tuple[Tensor, ...]]
 
-_SIZES = ((512, 1024, 3), (210_000, 3, 3), (100, 36, 36), (100, 36, 256), (100, 256, 256), (32, 1024, 32))
-_CPU_SIZES = ((32, 1024, 3), (2000, 3, 3), (8, 36, 36), (8, 36, 256), (2, 1024, 32))
-_TINY = (2, 3, 4, 8)  # orders of large batches
+_TALL = ((512, 1024, 3), (210_000, 3, 3), (100, 36, 36), (100, 36, 256), (100, 256, 256), (32, 1024, 32))
+_MILLION = ((1_000_000, 3, 3),)
+_LONG = (
+    *((1, 100_000, k) for k in (3, 16, 32, 64)),
+    *((1, 2000, 16), (1, 5000, 16), (8, 20_000, 32), (60, 8000, 20), (2, 1500, 1500)),
+)
+_TINY = tuple((210_000, n, n) for n in (2, 3, 4, 8))
+_SMALL = ((50_000, 12, 12), (4096, 24, 24), (2000, 40, 40), (1000, 48, 48))
+_LARGE = ((1, 768, 768), (1, 1024, 1024), (4, 1024, 1024), (4, 1500, 1500), (2, 2048, 2048), (1, 4096, 4096))
+_SIZES = {
+    "SVD": (*_MILLION, *_TALL, *_LONG),
+    "eigh": (*_TINY, *_SMALL, *_LARGE),
+    "polar": (*_MILLION, *_TALL),
+    "rotation": _MILLION,
+    "Procrustes": _MILLION,
+    "square root": ((210_000, 3, 3), (100, 36, 36), (100, 256, 256)),
+}
+_CPU_TALL = ((32, 1024, 3), (2000, 3, 3), (8, 36, 36), (8, 36, 256), (2, 1024, 32))
+_CPU_SIZES = {
+    "SVD": _CPU_TALL,
+    "eigh": tuple((2000, n, n) for n in (2, 3, 4, 8)),
+    "polar": _CPU_TALL,
+    "rotation": ((2000, 3, 3),),
+    "Procrustes": ((2000, 3, 3),),
+    "square root": ((2000, 3, 3), (8, 36, 36)),
+}
+
+
+def _polar_by_svd(x: Tensor) -> tuple[Tensor, ...]:
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    return u @ vh, (vh.mT * s.unsqueeze(-2)) @ vh
+
+
+def _rotation_by_svd(x: Tensor) -> tuple[Tensor, ...]:
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    signs = torch.cat([torch.ones_like(x[..., 0, 1:]), torch.linalg.det(u @ vh).unsqueeze(-1)], -1)
+    return ((u * signs.unsqueeze(-2)) @ vh,)
+
+
+def _target(x: Tensor) -> Tensor:
+    """Points to align with."""
+    return x.detach().roll(1, -1)
+
+
 _METHODS: dict[str, dict[str, Method]] = {
     "SVD": {
         "matbackprop": lambda x: tuple(matbackprop.svd(x)),
@@ -31,6 +72,15 @@ _METHODS: dict[str, dict[str, Method]] = {
     "polar": {
         "matbackprop": lambda x: tuple(matbackprop.polar(x)),
         "torch.linalg": lambda x: tuple(peers.torch_linalg("polar")(x)),
+        "torch.linalg.svd": _polar_by_svd,
+    },
+    "rotation": {
+        "matbackprop": lambda x: (matbackprop.project_rotation(x),),
+        "torch.linalg.svd": _rotation_by_svd,
+    },
+    "Procrustes": {
+        "matbackprop": lambda x: (matbackprop.procrustes(x, _target(x)),),
+        "torch.linalg.svd": lambda x: _rotation_by_svd(x.mT @ _target(x)),
     },
     "square root": {
         "matbackprop": lambda x: (matbackprop.matrix_sqrt(x),),
@@ -59,14 +109,10 @@ def _build(
 
 def decompositions(device: torch.device, scale: Scale) -> Iterator[Entry]:
     """Forward, and forward + backward through all factors, in float32 and float64."""
-    quick, many = scale == "quick", 210_000 if device.type == "cuda" else 2000
-    shapes: tuple[Shape, ...] = ((2, 4, 3),) if quick else _SIZES if device.type == "cuda" else _CPU_SIZES
-    square = ((2, 3, 3),) if quick else tuple(shape for shape in shapes if shape[1] == shape[2])
-    tiny = ((2, 2, 2),) if quick else tuple((many, n, n) for n in _TINY)
-    sizes = {"SVD": shapes, "eigh": tiny, "polar": shapes, "square root": square}
+    sizes: dict[str, tuple[Shape, ...]] = _SIZES if device.type == "cuda" else _CPU_SIZES
     for dtype in (torch.float32, torch.float64):
         for what, methods in _METHODS.items():
-            for shape in sizes[what]:
+            for shape in ((2, 3, 3),) if scale == "quick" else sizes[what]:
                 for backward in (False, True):
                     size = "×".join(map(str, shape))
                     case = f"{what}, {str(dtype)[6:]}, {size}, {'forward + backward' if backward else 'forward'}"

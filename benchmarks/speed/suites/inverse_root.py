@@ -71,10 +71,11 @@ def inverse_root(device: torch.device, scale: Scale) -> Iterator[Entry]:
     batch = 2 if scale == "quick" else 16 if device.type == "cuda" else 1
     orders = (8,) if scale == "quick" else _ORDERS
     kind = next(iter(_KINDS))
-    for n in orders:
+    large = ((4, 1536),) if device.type == "cuda" and scale == "full" else ()
+    for count, n in (*((batch, n) for n in orders), *large):
         for name, method in _METHODS.items():
-            build = partial(_build, method, kind, batch, n)
-            yield Entry(f"inverse fourth root, {batch}×{n}×{n}", name, build, parameters={"function": "time"})
+            build = partial(_build, method, kind, count, n)
+            yield Entry(f"inverse fourth root, {count}×{n}×{n}", name, build, parameters={"function": "time"})
     for kind in _KINDS:
         for n in orders:
             for name, method in _METHODS.items():

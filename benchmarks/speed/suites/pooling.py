@@ -18,7 +18,10 @@ Factory = Callable[[], Callable[[Tensor], Tensor]]
 EPS = 1e-3
 _SIZES = ((36, 256), (169, 256), (36, 64), (169, 64))
 _WIDE = 256
-_NEWER = ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))  # on a GPU, 64 images at a time
+_NEWER = (
+    *((64, m, d) for m, d in ((196, 256), (784, 256), (1024, 512), (196, 384), (196, 768), (49, 2048))),
+    (4, 1600, 1500),
+)  # on a GPU
 _PREPARED = ((64, 49, 512), (256, 16, 128))  # on a GPU, with weights and with centering
 _CAPTURED = (("log", 36, 256), ("sqrt", 36, 256))
 _ISQRT = "iSQRT, 5 steps (approximate)"
@@ -90,9 +93,9 @@ def pooling(device: torch.device, scale: Scale) -> Iterator[Entry]:
                 yield _entry(name, (batch, m, d), method, partial(_build, factory, batch, m, d))
     if device.type != "cuda" or scale != "full":
         return
-    for m, d in _NEWER:
+    for size in _NEWER:
         for method in ("matbackprop", _ISQRT, _TF32):
-            yield _entry("sqrt", (64, m, d), method, partial(_build, pool_methods("sqrt")[method], 64, m, d))
+            yield _entry("sqrt", size, method, partial(_build, pool_methods("sqrt")[method], *size))
     for size in _PREPARED:
         for method, weighted, center in (
             ("matbackprop", False, False),
