@@ -127,7 +127,8 @@ def test_patterns_do_not_follow_circular_links(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
 @pytest.mark.parametrize(
-    ("words", "file", "limit"), [(f"{SCORE} --csv @/x.csv", "x.csv", 10), ("report @/run", "run/report.html", 5000)]
+    ("words", "file", "limit"),
+    [(f"{SCORE} --csv @/x.csv", "x.csv", 10), ("report @/run", "run/figures/curves.png", 5000)],
 )
 def test_a_full_disk_is_one_message_with_the_file(folder, tmp_path, words, file, limit):
     import resource

@@ -227,12 +227,12 @@ def test_data_check(tmp_path, capsys):
 
     root = write_shapes_coco(tmp_path / "coco", train=2, val=1)
     assert call("data", "check", str(root)) == 0
-    assert "no problems found" in capsys.readouterr().out
+    assert "no problems" in capsys.readouterr().out
     bad = next((root / "images" / "train").iterdir())
     bad.write_bytes(b"nonsense")
     assert call("data", "check", str(root)) == 1
     out = capsys.readouterr().out
-    assert f"bad: {bad}" in out and "1 problems" in out
+    assert f"bad: {bad}" in out and "1 problem\n" in out
     assert call("data", "check", str(root), "--json") == 1
     actual = json.loads(capsys.readouterr().out)
     assert actual["layout"] == "coco" and actual["problems"][0]["path"] == str(bad)

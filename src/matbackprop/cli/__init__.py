@@ -64,20 +64,20 @@ COMMANDS: dict[str, Command] = {
         "matbackprop.vision.training.demo", "Train both systems on generated images in a minute.", "DemoConfig"
     ),
     "train o2p": Command(_TRAIN, "Train a region classifier (DeepO2P).", parse="parse"),
-    "train contours": Command(_TRAIN, "Train contours for segmentation (ContourNet).", parse="parse"),
-    "train ncuts": Command(_TRAIN, "Train image segmentation (DeepNCuts).", parse="parse"),
-    "evaluate segmentations": Command(_EVALUATE, "Score segmentations against human ones.", extra="metrics"),
+    "train contours": Command(_TRAIN, "Train a contour network for segmentation (ContourNet).", parse="parse"),
+    "train ncuts": Command(_TRAIN, "Train a network for normalized cuts (DeepNCuts).", parse="parse"),
+    "evaluate segmentations": Command(_EVALUATE, "Score segmentations against human maps.", extra="metrics"),
     "evaluate contours": Command(
-        _EVALUATE, "Score contour maps against human ones.", "ContourMapsConfig", "contours", extra="metrics"
+        _EVALUATE, "Score contour maps against human maps.", "ContourMapsConfig", "contours", extra="metrics"
     ),
-    "evaluate run": Command("matbackprop.cli.evaluate_run", "Validate a trained run."),
+    "evaluate run": Command("matbackprop.cli.evaluate_run", "Compute the validation metrics of a trained run."),
     "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
     "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
     "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
-    "report": Command("matbackprop.cli.report", "Write the HTML page of a run, or of a comparison of runs."),
+    "report": Command("matbackprop.cli.report", "Write the report of a run, or compare several runs."),
     "serve": Command("matbackprop.cli.serve", "Serve a local web page to segment photographs.", extra="serve"),
     "doctor": Command("matbackprop.cli.doctor", "Report the installation and check the gradients.", parse="parse"),
-    "data check": Command(_DATA, "Verify a data set and name each bad file.", "Check", "check"),
+    "data check": Command(_DATA, "Verify a data set and list bad files.", "Check", "check"),
     "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),
 }
 """Command name, one or two words → implementation."""

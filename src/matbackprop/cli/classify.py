@@ -12,7 +12,7 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.data.pictures import find_pictures, read_mask, read_picture
-from matbackprop.vision.files import printable
+from matbackprop.vision.files import counted, printable
 from matbackprop.vision.progress import track
 
 
@@ -23,7 +23,7 @@ class Config:
     An image that cannot be read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
     """Images, folders of images, or patterns such as 'holiday/*.jpg'."""
     model: str = "box"
     (
@@ -39,7 +39,7 @@ class Config:
     top: int = 3
     """Number of classes to print for each region."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device."""
+    """Device to use; auto selects CUDA if available."""
 
 
 class _Regions(NamedTuple):
@@ -65,7 +65,7 @@ def main(config: Config) -> dict[str, Any]:
     model = load_classifier(config.model, config.device)
     images: list[dict[str, Any]] = []
     skipped: list[dict[str, Any]] = []
-    for path in track(paths, "Naming objects", len(paths)):
+    for path in track(paths, "Classifying images", len(paths)):
         try:
             images.append({"image": path, "regions": _classify(path, find(path), model, config.top)})
         except DataError as error:
@@ -74,9 +74,8 @@ def main(config: Config) -> dict[str, Any]:
             skipped.append({"image": path, "reason": str(error)})
             print(f"matbackprop: skipped: {printable(str(error))}", file=sys.stderr)
     count = sum(len(image["regions"]) for image in images)
-    of = "1 image" if len(images) == 1 else f"{len(images)} images"
     return {
-        "summary": f"{count} region{'' if count == 1 else 's'} of {of} named",
+        "summary": f"{counted(count, 'region')} of {counted(len(images), 'image')} classified",
         "exit_code": 0 if not skipped else 1 if images else 2,
         "images": images,
         "skipped": skipped,
@@ -119,7 +118,7 @@ def _annotated(file: Path, paths: list[Path]) -> Any:
             raise DataError(f"{file} has no regions of {path.name}. Check the file names.")
         opened = open_regions(entry)
         for problem in opened.problems:
-            print(f"left out: {printable(str(problem))}", file=sys.stderr)
+            print(f"matbackprop: skipped: {printable(str(problem))}", file=sys.stderr)
         regions = [region for region, _, _ in opened.usable]
         boxes = [region.box for region in regions if region.box is not None]
         names = [index.categories[region.label]["name"] for region in regions]

@@ -10,14 +10,14 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from matbackprop.errors import DataError
-from matbackprop.vision.files import printable
+from matbackprop.vision.files import counted, printable
 
 
 @dataclass
 class Check:
     """Read every file of a data set in the BSDS or COCO layout and list bad files. Exits with 1 if there are any."""
 
-    root: Annotated[Path, tyro.conf.Positional]
+    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Folder of the data set."""
 
 
@@ -25,7 +25,7 @@ def check(config: Check) -> dict[str, Any]:
     from matbackprop.vision.data.check import check_dataset
 
     result = check_dataset(config.root)
-    print(f"{config.root}: {result.layout.upper()}'s layout")
+    print(f"{config.root}: layout of {result.layout.upper()}")
     for name, count in result.counts.items():
         print(f"  {count:>8} {name}")
     for note in result.notes:
@@ -33,7 +33,7 @@ def check(config: Check) -> dict[str, Any]:
     for problem in result.problems:
         print(printable(f"  bad: {problem}"))
     return {
-        "summary": f"{config.root}: " + ("no problems found" if result.good else f"{len(result.problems)} problems"),
+        "summary": f"{config.root}: {counted(len(result.problems), 'problem') if result.problems else 'no problems'}",
         "exit_code": 0 if result.good else 1,
         "layout": result.layout,
         "counts": result.counts,

@@ -16,7 +16,7 @@ import tyro
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.devices import processors
-from matbackprop.vision.files import atomic_write
+from matbackprop.vision.files import atomic_write, counted
 from matbackprop.vision.metrics import ImageScores, boundary_curve, contour_counts, f_measure, score_images, summarize
 from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.progress import track
@@ -46,7 +46,7 @@ class Config(_Options):
     image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 
-    segmentations: Annotated[Path, tyro.conf.Positional]
+    segmentations: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Folder of segmentations, one or several for each image."""
     boundary: bool = True
     """Also match boundaries, which takes most of the time."""
@@ -61,7 +61,8 @@ def main(config: Config) -> dict[str, Any]:
     _check(config)
     segmentations, truth = _index(config)
     if len(truth) > len(segmentations):
-        print(f"note: {len(truth) - len(segmentations)} images with human maps have no segmentation", file=sys.stderr)
+        missing = counted(len(truth) - len(segmentations), "image")
+        print(f"matbackprop: no segmentation of {missing} with human maps.", file=sys.stderr)
     read = partial(_read, thresholds=config.thresholds)
     scores = score_images(
         {name: partial(read, paths) for name, paths in segmentations.items()},
@@ -84,7 +85,7 @@ class ContourMapsConfig(_Options):
     after the image. It is thinned by non-maximum suppression, thresholded at evenly spaced levels, and matched.
     """
 
-    contours: Annotated[Path, tyro.conf.Positional]
+    contours: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Folder of contour maps, one for each image."""
 
 

@@ -17,13 +17,13 @@ class Config:
     merging and clustering.
     """
 
-    model: Annotated[str, tyro.conf.Positional]
+    model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
     (
-        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network of "
-        "the package: box or box/small for the segmenters, box/classifier for the classifier."
+        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network "
+        "in the package: box or box/small (segmenters), box/classifier (classifier)."
     )
     out: Path = Path("network.onnx")
-    """The file to write."""
+    """File to write."""
     size: tuple[int, int] = (321, 481)
     """Input height and width of a segmenter; a classifier has a fixed size."""
 

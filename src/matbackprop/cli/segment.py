@@ -14,7 +14,7 @@ import tyro
 
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.pictures import find_pictures
-from matbackprop.vision.files import atomic_write, printable
+from matbackprop.vision.files import atomic_write, counted, printable
 from matbackprop.vision.progress import track
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Config:
     read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
     (
         "Images, folders of images, or patterns such as 'holiday/*.jpg'. Images of more than 8 bits are "
         "rescaled by their range."
@@ -72,11 +72,11 @@ class Config:
     scales: tuple[float, ...] = (1.0,)
     """Average contours over these image scales. 0.75 1 1.4 is more accurate and slower."""
     mirror: bool = False
-    """Also average contours over mirror images, which takes the network twice as long."""
+    """Also average contours over mirror images, which doubles the time of the network."""
     seed: int = 0
     """Seed of K-means; used with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device."""
+    """Device to use; auto selects CUDA if available."""
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,13 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
         files = {Path(entry["coco"]) for entry in entries} | {save.files(stem)["coco"] for stem in kept.values()}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
-        print(f"matbackprop: kept the results of {len(kept)} images. Replace them with --overwrite.", file=sys.stderr)
+        print(f"matbackprop: kept results of {counted(len(kept), 'image')}. Use --overwrite to redo.", file=sys.stderr)
     if skipped:
         print(f"matbackprop: {len(skipped)} of {len(paths)} images skipped.", file=sys.stderr)
     order = {path.as_posix(): number for number, path in enumerate(paths)}
     kind = "image" if config.frames is None else "frame"
     return {
-        "summary": f"{len(entries)} {kind}{'' if len(entries) == 1 else 's'} segmented → {config.out}",
+        "summary": f"{counted(len(entries), kind)} segmented → {config.out}",
         "exit_code": 0 if not skipped else 1 if entries or kept else 2,
         "network": model is not None,
         "ks": ks,
@@ -183,8 +183,7 @@ def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[s
             print(f"matbackprop: skipped: {printable(str(entry))}", file=sys.stderr)
             continue
         entries.append({"image": path.as_posix(), **entry})
-        regions = f"{entry['shown']} region{'' if entry['shown'] == 1 else 's'}"
-        words = filter(None, [regions, entry["note"], f"{entry['seconds']:.2f} s"])
+        words = filter(None, [counted(entry["shown"], "region"), entry["note"], f"{entry['seconds']:.2f} s"])
         file = entry.get("overlay", list(entry.values())[-1])
         print(printable(f"{path}: {', '.join(words)} → {file}"))
     return entries, skipped

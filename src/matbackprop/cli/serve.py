@@ -32,13 +32,13 @@ class Config:
         "folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."
     )
     host: str = "127.0.0.1"
-    """Address to listen on. The default is reachable from this machine only; 0.0.0.0 is every network interface."""
+    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all network interfaces."""
     port: int = 7860
     """Port of the page; 0 selects a free one."""
     browser: bool = False
     """Open the page in a browser window."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device."""
+    """Device to use; auto selects CUDA if available."""
 
 
 def main(config: Config) -> dict[str, Any]:

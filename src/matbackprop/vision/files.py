@@ -98,6 +98,16 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with a noun in the singular or plural.
+
+    Example:
+        >>> counted(1, "image"), counted(3, "image")
+        ('1 image', '3 images')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def shorten(text: str, length: int = 60) -> str:
     """Truncate a text to ``length`` characters."""
     return text if len(text) <= length else f"{text[: length - 1]}…"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import ConfigurationError, ShapeError, needs
+from matbackprop.vision.files import counted
 from matbackprop.vision.inference import export
 from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
 from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contours, refine_labels, watershed_regions
@@ -63,8 +64,8 @@ class Segments:
     names: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        (height, width), count = self.size, self.count()
-        return f"Segments({self.name!r}, {width}×{height} pixels, {count} region{'' if count == 1 else 's'})"
+        height, width = self.size
+        return f"Segments({self.name!r}, {width}×{height} pixels, {counted(self.count(), 'region')})"
 
     @property
     def size(self) -> tuple[int, int]:

@@ -21,7 +21,7 @@ Zoom = Annotated[float, Field(ge=1, le=4)]
 
 @configuration
 class RegionModelConfig:
-    """Network matbackprop.vision.models.deep_o2p.RegionClassifier."""
+    """Architecture of the region classifier."""
 
     head: Head = "o2p_fc"
     """fc: AlexNet. o2p: DeepO2P. o2p_fc: DeepO2P-FC. both: first and second order."""
@@ -84,7 +84,7 @@ class RegionModelConfig:
 
 @configuration
 class NCutsModelConfig:
-    """Network matbackprop.vision.models.deep_ncuts.DeepNCuts."""
+    """Architecture of DeepNCuts."""
 
     variant: Variant = "vgg16-relu5"
     """Model of the paper. It sets the defaults of backbone, feature map and sizes."""
@@ -132,7 +132,7 @@ class NCutsModelConfig:
 
 @configuration
 class ContourModelConfig:
-    """Network matbackprop.vision.models.contours.ContourNet."""
+    """Architecture of the contour network."""
 
     backbone: str = "tiny-vit"
     """alexnet, vgg16, efficientnet-lite2, tiny-vit, hf:NAME, timm:NAME, torchvision:NAME, or module:Class."""
@@ -147,7 +147,7 @@ class ContourModelConfig:
     stem: Width = 24
     """Channels of the stem at full resolution."""
     threshold: Fraction = 0.85
-    """Contour strength at which ``segment`` cuts the hierarchy by default."""
+    """Contour strength at which the command segment cuts the hierarchy by default."""
 
     def __post_init__(self) -> None:
         if not self.taps:

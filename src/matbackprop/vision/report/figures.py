@@ -20,7 +20,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 from scipy.ndimage import uniform_filter1d
 
-from matbackprop.vision.files import is_number
+from matbackprop.vision.files import atomic_file, is_number
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
@@ -92,7 +92,8 @@ def finish(fig: Figure, path: str | Path | None) -> Figure:
         path.parent.mkdir(parents=True, exist_ok=True)
         # No date, so that files are reproducible.
         metadata: dict[str, Any] = {"Date": None} if path.suffix == ".svg" else {}
-        fig.savefig(path, dpi=144, metadata=metadata)
+        with atomic_file(path) as file:
+            fig.savefig(file, format=path.suffix[1:], dpi=144, metadata=metadata)
     return fig
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.vision.files import counted
 from matbackprop.vision.inference import segment_photograph
 from matbackprop.vision.inference.export import Format
 from matbackprop.vision.inference.segmenting import Segments
@@ -158,7 +159,7 @@ class Analysis:
             photo = self._ink(np.maximum(borders[1::2, 2::2], borders[2::2, 1::2]))
         return {
             "photo": photo,
-            "alt": f"{self.segments.name} divided into {self.count} region{'' if self.count == 1 else 's'}",
+            "alt": f"{self.segments.name} divided into {counted(self.count, 'region')}",
             "width": self.leaves.shape[1],
             "height": self.leaves.shape[0],
             "runs": np.stack([flat[starts], lengths], 1).ravel().tolist(),
