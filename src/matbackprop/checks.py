@@ -54,6 +54,11 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
         raise ShapeError(f"{name} must be square (*batch, n, n), got shape {tuple(a.shape)}.")
 
 
+def check_same_kind(a: Tensor, b: Tensor) -> None:
+    if a.is_complex() != b.is_complex():
+        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+
+
 def values_checkable(a: Tensor) -> bool:
     """Return whether values can be read: not while tracing, under transformations, or for meta and fake tensors."""
     return not (
@@ -71,11 +76,14 @@ def is_plain(*tensors: Tensor) -> bool:
     return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 
 
-def wants_check(check: bool | None, *tensors: Tensor) -> bool:
-    """Return whether to check values: None on the CPU only, True on every device, False never."""
+def wants_check(check: bool | None, a: Tensor, *others: object) -> bool:
+    """Return whether to check values: None on the CPU only, True on every device, False never.
+
+    Values are checked only if those of all tensors can be read.
+    """
     if check is None:
-        check = tensors[0].device.type == "cpu"
-    return check and all(values_checkable(t) for t in tensors)
+        check = a.device.type == "cpu"
+    return check and all(values_checkable(t) for t in (a, *others) if isinstance(t, Tensor))
 
 
 def check_option(value: object, options: Sequence[str], name: str) -> None:
@@ -201,7 +209,7 @@ def prepare(
     symmetric: bool = False,
     or_complex: bool = True,
     unit: float = 0.0,
-    others: Sequence[Tensor] = (),
+    others: Sequence[object] = (),
 ) -> Prepared:
     """Check matrices ``(*batch, m, n)`` and cast them to the dtype of the computation.
 
@@ -210,7 +218,7 @@ def prepare(
         sizes: accepted sizes of the largest entry, or None for any.
         square, symmetric, or_complex: accepted matrices.
         unit: as in `asymmetric`.
-        others: further tensor arguments. Values are checked only if those of all arguments can be read.
+        others: further arguments for `wants_check`.
     """
     check_matrix(a, name, square=square or symmetric, or_complex=or_complex)
     dtype = compute_dtype(precision, a.dtype)

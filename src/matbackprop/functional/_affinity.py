@@ -51,8 +51,7 @@ def affinity(
     if lam is not None:
         check_lambda(lam, f.shape[-1])
     with autocast_off(f.device.type):
-        others = () if lam is None else (lam,)
-        x, check_values, *_ = prepare(f, "f", check, precision, sizes=None, or_complex=False, others=others)
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes=None, or_complex=False, others=(lam,))
         if check_values and lam is not None:
             check_finite(lam, "lam")
         out = ((x if lam is None else x @ lam.to(x.dtype)) @ x.mT).to(f.dtype)
@@ -132,12 +131,9 @@ def normalized_affinity(
     Reference:
         Ionescu et al. (2015), section 5, proposition on dM and dΩ.
     """
-    check_matrix(w, "w", square=True)
+    ready = prepare(w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=(labels,))
+    x, check_values, *_ = ready
     with autocast_off(w.device.type):
-        others = () if labels is None else (labels,)
-        x, check_values, *_ = prepare(
-            w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=others
-        )
         k = 0 if labels is None else _region_count(w, labels, num_labels, check_values)
         degree = _degrees(x, check_values)
         positive = ~(degree <= 0)
@@ -188,9 +184,8 @@ def normalized_cut_value(
     Reference:
         Ionescu et al. (2015), section 5, which has the misprint W for D − W.
     """
-    check_matrix(w, "w", square=True)
+    ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
     with autocast_off(w.device.type):
-        ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
         k = _region_count(w, labels, num_labels, ready.check_values)
         e = indicators(labels, k, ready.x.dtype)
         labeled = e.sum(-1)

@@ -14,7 +14,7 @@ output as a constant. It differentiates ``adjoint`` and ``tangent`` through the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -151,27 +151,18 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
     return apply_eagerly(operation, operation._with_tangent, *inputs)
 
 
-class _Factors(NamedTuple):
-    a: Tensor
-    b: Tensor
-
-
 class _Product(Operation):
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
         return a @ b
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Factors:
-        return _Factors(*inputs)
-
-    @staticmethod
-    def adjoint(saved: _Factors, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def adjoint(saved: tuple[Tensor, Tensor], needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor | None]:
         a, b = saved
         return product(g, b.mH) if needed[0] else None, product(a.mH, g) if needed[1] else None
 
     @staticmethod
-    def tangent(saved: _Factors, da: Tensor | None, db: Tensor | None) -> Tensor:
+    def tangent(saved: tuple[Tensor, Tensor], da: Tensor | None, db: Tensor | None) -> Tensor:
         a, b = saved
         if da is None:
             return product(a, torch.zeros_like(b) if db is None else db)
@@ -189,15 +180,11 @@ class _WithDerivatives(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> tuple[()]:
-        return ()
-
-    @staticmethod
-    def adjoint(saved: tuple[()], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, None]:
+    def adjoint(saved: Sequence[Tensor], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, None]:
         return g, None
 
     @staticmethod
-    def tangent(saved: tuple[()], d_formula: Tensor | None, d_value: Tensor | None) -> Tensor:
+    def tangent(saved: Sequence[Tensor], d_formula: Tensor | None, d_value: Tensor | None) -> Tensor:
         return torch.zeros_like(d_value) if d_formula is None else d_formula.clone()  # type: ignore[arg-type]
 
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import Prepared, check_result, nan_where, prepare
+from matbackprop.checks import Prepared, check_result, check_same_kind, nan_where, prepare
 from matbackprop.divided_differences import FunctionLike, resolve_function
-from matbackprop.errors import DtypeError, ShapeError
+from matbackprop.errors import ShapeError
 from matbackprop.functional._eigh import Eigenpairs
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import definite_factor
@@ -154,8 +154,7 @@ def function_of_pencil(
 def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Prepared, Prepared]:
     x = prepare(a, "a", check, precision, sizes="products", symmetric=True, others=(b,))
     y = prepare(b, "b", check, precision, sizes="products", symmetric=True, others=(a,))
-    if a.is_complex() != b.is_complex():
-        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    check_same_kind(a, b)
     if a.shape != b.shape:
         raise ShapeError(f"a and b must have the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     return x, y

@@ -226,7 +226,7 @@ def labeled_images(
     if weight is not None and weight.ndim < labels.ndim:
         weight = weight.unsqueeze(-2)
     images = LabeledImages(f, labels, weight, count_labels(labels, num_labels), compute_dtype(precision))
-    if not wants_check(check, f, labels, *(() if weight is None else (weight,))):
+    if not wants_check(check, f, labels, weight):
         return images
     check_finite(f, "f")
     if weight is not None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import check_finite, check_floating, check_matrix, nan_where, prepare, values_checkable
+from matbackprop.checks import check_finite, check_floating, check_same_kind, nan_where, prepare, raise_or_nan
 from matbackprop.cuda.cusolver import without_magma
-from matbackprop.errors import DomainError, DtypeError, ShapeError, SolverError
+from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, inner, symmetrize, zero_tolerance
 from matbackprop.refinement import refinement_needed
@@ -87,16 +87,6 @@ def as_columns(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, bool]:
     return a.expand(*batch, *a.shape[-2:]), columns.expand(*batch, *columns.shape[-2:]), vector
 
 
-def _usable(factor: Tensor, bad: Tensor, check_values: bool, fault: str) -> Tensor:
-    """Return the factor. For bad matrices, raise an error, or return NaN if values are not checked."""
-    if not (check_values and values_checkable(bad)):
-        return torch.where(bad[..., None, None], torch.nan, factor)
-    if bool(bad.any()):
-        count = f"{int(bad.sum())} of {max(bad.numel(), 1)} matrices"
-        raise DomainError(f"{count} {fault}. Add a multiple of the identity.")
-    return factor
-
-
 def _one_at(index: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
     """Columns ``(*batch, n, 1)`` with one nonzero entry, that of ``size`` ``(*batch, n)`` at an index."""
     return torch.zeros_like(size).scatter(-1, index, size.gather(-1, index)).unsqueeze(-1).to(dtype)
@@ -120,7 +110,9 @@ def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype
                 x = unit * torch.cholesky_solve(_one_at(worst, unit, b.dtype), lower).squeeze(-1)
                 eigenvalue = x.gather(-1, worst).squeeze(-1).real / inner(x, x, (-1,))
                 bad = bad | (doubtful & ~(eigenvalue > tol))
-    return _usable(lower, bad, check_values, f"{name} are not positive definite")
+    return raise_or_nan(
+        bad, lower, check_values, DomainError, f"{name} are not positive definite. Add a multiple of the identity."
+    )
 
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
@@ -141,7 +133,8 @@ def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tenso
             y = y / torch.linalg.vector_norm(y, dim=-2, keepdim=True)
             x = unit.unsqueeze(-1) * torch.linalg.lu_solve(factor, pivots, y)
             bad = bad | (doubtful & ~(torch.linalg.vector_norm(x, dim=(-2, -1)) * tol < 1))
-    return _usable(factor, bad, check_values, "a are singular"), pivots
+    fault = "a are singular. Add a multiple of the identity."
+    return raise_or_nan(bad, factor, check_values, DomainError, fault), pivots
 
 
 def linear_solve(
@@ -179,14 +172,12 @@ def linear_solve(
         >>> matbackprop.linear_solve(a, torch.tensor([3.0, 4.0]))
         tensor([1., 1.])
     """
-    check_matrix(a, "a", square=True, or_complex=True)
     check_floating(b, "b", or_complex=True)
-    if a.is_complex() != b.is_complex():
-        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    ready = prepare(a, "a", check, precision, sizes="sums", square=True, symmetric=symmetric, others=(b,))
+    check_same_kind(a, b)
+    if ready.check_values:
+        check_finite(b, "b")
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="sums", square=True, symmetric=symmetric, others=(b,))
-        if ready.check_values:
-            check_finite(b, "b")
         pivots: Tensor | None = None
         if symmetric:
             factor = definite_factor(ready.x.detach(), ready.check_values, "a", a.dtype)

@@ -203,7 +203,7 @@ def from_one_decomposition(
     known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
     """Functions of A with their parameters; ``known`` eigenvalues have no rounding errors."""
-    given = [p for _, params in functions for p in params if isinstance(p, Tensor)]
+    given = [p for _, params in functions for p in params]
     x = a.detach() if reverse_mode_only() else a  # if detached, the graph has no node for the symmetric part
     unit = 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0
     ready = prepare(x, "a", check, precision, sizes=None, symmetric=True, unit=unit, others=given)

@@ -47,13 +47,6 @@ class RowSums(NamedTuple):
     mass: Tensor
 
 
-class _WeightedRows(NamedTuple):
-    f: Tensor
-    weights: Tensor
-    region: Tensor
-    num_labels: int
-
-
 class _RowSums(Operation):
     """Fᵀ diag(a) F and Eᵀ[diag(b) F, c] for weights [a, b, c]. The gradient is a product and a gather."""
 
@@ -65,12 +58,8 @@ class _RowSums(Operation):
         return tall_product(a * f, f), region_sums(torch.cat([b * f, c], -1), region, k)
 
     @staticmethod
-    def save(inputs: tuple[Tensor, Tensor, Tensor, int], outputs: tuple[Tensor, Tensor]) -> _WeightedRows:
-        return _WeightedRows(*inputs)
-
-    @staticmethod
-    def adjoint(rows: _WeightedRows, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
-        f, weights, region, k = rows
+    def adjoint(saved: Any, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
+        f, weights, region, k = saved
         a, b, _ = weights.split(1, -1)
         d = f.shape[-1]
         g_gram = f.new_zeros(*f.shape[:-2], d, d) if g_gram is None else g_gram
@@ -83,8 +72,8 @@ class _RowSums(Operation):
         return g_f, torch.cat([(f * half).sum(-1, keepdim=True), (f * pulled).sum(-1, keepdim=True), g_mass], -1)
 
     @staticmethod
-    def tangent(rows: _WeightedRows, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
-        f, weights, region, k = rows
+    def tangent(saved: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+        f, weights, region, k = saved
         a, b, c = weights.split(1, -1)
         gram, columns = f.new_zeros(()), torch.cat([torch.zeros_like(f), torch.zeros_like(c)], -1)
         if df is not None:
@@ -106,10 +95,6 @@ def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
     return RowSums(gram, sums[..., :-1], sums[..., -1])
 
 
-class _Inverted(NamedTuple):
-    p: Tensor
-
-
 class Inverse(Operation):
     """C⁻¹ or C⁺, given its value P, with the variation −P dC P of an inverse."""
 
@@ -118,16 +103,18 @@ class Inverse(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> _Inverted:
-        return _Inverted(outputs)
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> tuple[Tensor]:
+        return (outputs,)
 
     @staticmethod
-    def adjoint(saved: _Inverted, needed: Sequence[bool], g: Tensor) -> Tensor:
-        return -product(product(saved.p.mT, g), saved.p.mT)
+    def adjoint(saved: tuple[Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
+        (p,) = saved
+        return -product(product(p.mT, g), p.mT)
 
     @staticmethod
-    def tangent(saved: _Inverted, dc: Tensor, *_: None) -> Tensor:
-        return -product(product(saved.p, dc), saved.p)
+    def tangent(saved: tuple[Tensor], dc: Tensor, *_: None) -> Tensor:
+        (p,) = saved
+        return -product(product(p, dc), p)
 
 
 class Alignment(NamedTuple):

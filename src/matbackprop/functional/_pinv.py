@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again
-from matbackprop.checks import Prepared, check_finite, check_floating, check_matrix, nan_where, out_of_range, prepare
-from matbackprop.errors import DtypeError
+from matbackprop.checks import Prepared, check_finite, check_floating, check_same_kind, nan_where, out_of_range, prepare
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._linear_solve import as_columns
 from matbackprop.numerics import autocast_off, rank_tolerance
@@ -154,9 +153,8 @@ def pinv(
         Golub and Pereyra, The differentiation of pseudo-inverses and nonlinear least squares problems whose variables
         separate, SIAM J. Numer. Anal. 10 (1973).
     """
-    check_matrix(a, "a", or_complex=True)
+    ready = prepare(a, "a", check, precision, sizes="products")
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="products")
         return _of_prepared(ready, a.dtype, rtol).to(a.dtype)
 
 
@@ -190,14 +188,12 @@ def lstsq(
         >>> matbackprop.lstsq(torch.tensor([[1.0, 1.0], [1.0, 1.0]]), torch.tensor([2.0, 4.0]))
         tensor([1.5000, 1.5000])
     """
-    check_matrix(a, "a", or_complex=True)
     check_floating(b, "b", or_complex=True)
-    if a.is_complex() != b.is_complex():
-        raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
+    ready = prepare(a, "a", check, precision, sizes="products", others=(b,))
+    check_same_kind(a, b)
+    if ready.check_values:
+        check_finite(b, "b")
     with autocast_off(a.device.type):
-        ready = prepare(a, "a", check, precision, sizes="products", others=(b,))
-        if ready.check_values:
-            check_finite(b, "b")
         full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))
         inverse = _of_prepared(ready, a.dtype, rtol).expand(*full.shape[:-2], a.shape[-1], a.shape[-2])
         x = product(inverse, columns)

@@ -406,9 +406,8 @@ def second_order_pool(
         raise DomainError(f"{fn.name} needs eps {sign} 0 and finite, got {eps}.")
     if weight is not None:
         check_weight(weight, f, regions=True)
-    others = [t for t in (weight, eps, *given) if isinstance(t, Tensor)]
     with autocast_off(f.device.type):
-        x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=others)
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=(weight, eps, *given))
         if check_values:
             _check_values(weight, eps, fn)
         double = is_double(x.dtype)

@@ -78,8 +78,7 @@ def spectral_embedding(
     if weight is not None:
         check_weight(weight, f)
     with autocast_off(f.device.type):
-        others = () if weight is None else (weight,)
-        x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=others)
+        x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=(weight,))
         dtype = x.dtype
         if check_values and weight is not None:
             check_weight_values(weight)

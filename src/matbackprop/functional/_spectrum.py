@@ -233,25 +233,16 @@ class _Sum(Operation):
         return x + y
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> tuple[()]:
-        return ()
-
-    @staticmethod
-    def adjoint(saved: tuple[()], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
+    def adjoint(saved: Sequence[Tensor], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
         return g, g
 
     @staticmethod
-    def tangent(saved: tuple[()], *directions: Tensor | None) -> Tensor:
+    def tangent(saved: Sequence[Tensor], *directions: Tensor | None) -> Tensor:
         return _total([d for d in directions if d is not None])
 
 
 def _total(terms: Sequence[Tensor]) -> Tensor:
     return functools.reduce(functools.partial(apply, _Sum), terms)
-
-
-class _SavedScaled(NamedTuple):
-    q: Tensor
-    x: Tensor
 
 
 class _Scaled(Operation):
@@ -262,17 +253,14 @@ class _Scaled(Operation):
         return q[..., None, None] * x
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SavedScaled:
-        return _SavedScaled(*inputs)
+    def adjoint(saved: tuple[Tensor, Tensor], needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
+        q, x = saved
+        return inner(x, g), q[..., None, None] * g
 
     @staticmethod
-    def adjoint(saved: _SavedScaled, needed: Sequence[bool], g: Tensor) -> tuple[Tensor, Tensor]:
-        return inner(saved.x, g), saved.q[..., None, None] * g
-
-    @staticmethod
-    def tangent(saved: _SavedScaled, dq: Tensor | None, dx: Tensor | None) -> Tensor:
-        terms = [] if dq is None else [apply(_Scaled, dq, saved.x)]
-        return _total(terms if dx is None else [*terms, apply(_Scaled, saved.q, dx)])
+    def tangent(saved: tuple[Tensor, Tensor], dq: Tensor | None, dx: Tensor | None) -> Tensor:
+        q, x = saved
+        return _total([apply(_Scaled, *factors) for factors in ((dq, x), (q, dx)) if None not in factors])
 
 
 def _unsupported_order(*_: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, prepare
+from matbackprop.checks import check_matrix, prepare, raise_or_nan
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import broadcast_batches
@@ -117,12 +117,8 @@ def sylvester(
             sums = (lam.unsqueeze(-1) + mu.unsqueeze(-2)).abs().amin((-2, -1))
             floor = 4 * max(c.shape[-2:]) * torch.finfo(compute).eps
             zero = sums <= floor * (lam.abs().amax(-1) + mu.abs().amax(-1))
-            if of_c.check_values and bool(zero.any()):
-                raise DomainError(
-                    f"{int(zero.sum())} of {zero.numel()} equations have no unique solution: an eigenvalue of a plus "
-                    f"one of b is zero. Add a multiple of the identity."
-                )
-            lam = torch.where(zero.unsqueeze(-1), torch.nan, lam)
+            fault = "a have an eigenvalue that plus one of b is zero. Add a multiple of the identity."
+            lam = raise_or_nan(zero, lam, of_c.check_values, DomainError, fault)
         dtype = torch.promote_types(c.dtype, torch.complex64) if has_complex else c.dtype
         return of_a.marked(of_b.marked(apply(_Sylvester, left, right, inside, lam, u, mu, v).to(dtype)))
 

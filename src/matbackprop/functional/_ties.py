@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_option, nan_where, values_checkable
+from matbackprop.checks import check_option, nan_where, values_checkable, wants_check
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
 from matbackprop.numerics import half_of_the_digits, tie_tolerance
 
@@ -123,7 +123,7 @@ class TiePolicy:
 
     def enforce_flag(self, out: Tensor, bad: Tensor) -> Tensor:
         """`enforce` given which matrices are bad, ``(*batch,)`` or one flag for all."""
-        if self.check is not False and (self.check or bad.is_cpu) and values_checkable(bad):
+        if wants_check(self.check, bad):
             if bool(bad.any()):
                 self._report()
             return out

@@ -128,7 +128,7 @@ def whiten(
         check_weight(weight, x)
     _check_statistics(x, weight, mean, covariance)
     with autocast_off(x.device.type):
-        others = [t for t in (weight, mean, covariance) if t is not None]
+        others = weight, mean, covariance
         rows, check_values, *_ = prepare(x, "x", check, precision, sizes="large", others=others)
         if check_values:
             for name, tensor in (("mean", mean), ("covariance", covariance)):

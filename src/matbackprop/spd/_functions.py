@@ -62,7 +62,7 @@ def prepare_definite(
     precision: torch.dtype | None,
     symmetric: Sequence[str] = (),
     semidefinite: bool = False,
-    others: Sequence[Tensor] = (),
+    others: Sequence[object] = (),
 ) -> DefiniteMatrices:
     """Check and convert positive (semi)definite matrices; those named by ``symmetric`` need not be definite.
 

@@ -230,7 +230,7 @@ def mean(
         raise DomainError(f"tolerance must be in (0, 1) or be None, got {tolerance}.")
     if max_iterations < 0:
         raise DomainError(f"max_iterations must not be negative, got {max_iterations}.")
-    given = prepare_definite({"a": a}, check, precision, others=() if weight is None else (weight,))
+    given = prepare_definite({"a": a}, check, precision, others=(weight,))
     (x,) = given.matrices
     if a.ndim < 3 or a.shape[-3] == 0:
         raise ShapeError(f"a must be (*batch, m, n, n) with m ≥ 1, got shape {tuple(a.shape)}. Stack the matrices.")
