@@ -2,21 +2,16 @@
 
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
 
 from helpers.cuts import features, lambda_matrix, regions
 from matbackprop import affinity, normalized_affinity, normalized_cut_value
-from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.errors import DomainError, DtypeError, LabelError, NonFiniteError, ShapeError, SymmetryError
-from matbackprop.numerics import symmetrize
+from matbackprop.errors import DomainError, LabelError, NonFiniteError, ShapeError, SymmetryError
 
 
-def test_affinity_and_its_derivatives():
+def test_affinity():
     f, lam = features(2, 5, 3), lambda_matrix(3)
     torch.testing.assert_close(affinity(f), f @ f.mT)
     torch.testing.assert_close(affinity(f, lam), f @ lam @ f.mT)
-    assert gradcheck(affinity, (f.requires_grad_(), lam.requires_grad_()), check_forward_ad=True)
-    assert gradgradcheck(affinity, (f, lam))
 
 
 def test_affinity_gradient_of_a_nonsymmetric_lambda_is_corrected():
@@ -34,15 +29,6 @@ def test_normalized_affinity_and_target():
     torch.testing.assert_close(m @ degree.sqrt().unsqueeze(-1), degree.sqrt().unsqueeze(-1))  # eigenvalue 1
     same = (labels.unsqueeze(-1) == labels.unsqueeze(-2)) & (labels >= 0).unsqueeze(-1)
     torch.testing.assert_close(omega, same * (degree.unsqueeze(-1) * degree.unsqueeze(-2)).sqrt())
-
-
-def test_derivatives_of_normalized_affinity_and_cut():
-    w, labels = affinity(features(5, 3)).requires_grad_(), regions(5, k=2)
-    function = lambda w: normalized_affinity(symmetrize(w), labels)  # noqa: E731
-    cut = lambda w: normalized_cut_value(symmetrize(w), labels, num_labels=2)  # noqa: E731
-    for f in (function, cut):
-        assert gradcheck(f, w, check_forward_ad=True)
-        assert gradgradcheck(f, w)
 
 
 def test_zero_degrees_give_zero_rows_and_no_gradient():
@@ -75,35 +61,9 @@ def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_count():
     assert normalized_cut_value(torch.zeros(2, 3, 3), regions(2, 3, k=2)).tolist() == [0, 0]
 
 
-@pytest.mark.slow
-def test_transformations():
-    f, labels = features(3, 6, 2), regions(3, 6, k=2)
-
-    def loss(f, labels):
-        w = affinity(f)
-        m, omega = normalized_affinity(w, labels, num_labels=2)
-        return (m * omega).sum() + normalized_cut_value(w, labels, num_labels=2).sum()
-
-    whole = f.clone().requires_grad_()
-    loss(whole, labels).backward()
-    torch.testing.assert_close(torch.func.vmap(torch.func.grad(loss))(f, labels), whole.grad)
-    compiled = f.clone().requires_grad_()
-    torch.compile(loss, fullgraph=WHOLE_GRAPHS, backend="aot_eager")(compiled, labels).backward()
-    torch.testing.assert_close(compiled.grad, whole.grad)
-    assert affinity(f.bfloat16()).dtype == torch.bfloat16
-    assert normalized_cut_value(torch.empty(2, 4, 4, device="meta"), torch.empty(2, 4, device="meta").long()).shape == (
-        2,
-    )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(affinity(f), f @ f.mT, rtol=0.05, atol=0.05)
-        assert affinity(f).dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda: affinity(torch.ones(3)), ShapeError),
-        (lambda: affinity(torch.ones(3, 2).long()), DtypeError),
         (lambda: affinity(torch.ones(3, 2), torch.eye(3)), ShapeError),
         (lambda: affinity(torch.full((3, 2), torch.nan)), NonFiniteError),
         (lambda: affinity(torch.ones(3, 2), torch.full((2, 2), torch.inf)), NonFiniteError),

@@ -44,18 +44,6 @@ def test_dense_solution(symmetric, a_batch, b_shape, device):
     torch.testing.assert_close(x, torch.linalg.solve(a, b))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_dense_derivatives(symmetric):
-    a, b = positive_definite(4), random(2, 4, 2, seed=1).requires_grad_()
-    a = (a if symmetric else a + 2 * a.triu(1)).requires_grad_()  # not symmetric, to detect a missing transpose
-
-    def function(a, b):
-        return linear_solve(symmetrize(a) if symmetric else a, b, symmetric=symmetric)
-
-    assert gradcheck(function, (a, b), check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
-    assert gradgradcheck(function, (a, b), check_fwd_over_rev=True)
-
-
 def test_dense_symmetric_gradient_is_symmetric():
     a = positive_definite(4).requires_grad_()
     linear_solve(a, random(4), symmetric=True).sum().backward()

@@ -117,16 +117,6 @@ def test_a_weight_of_zero_is_a_label_of_minus_one(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batches_are_images_one_by_one(name, device):
-    f, labels = features(2, 3, 25, 4, device=device), regions(2, 3, 25, ignored=0.2, device=device)
-    value = thin(name, f, labels)
-    assert value.shape == (2, 3)
-    for i in range(2):
-        for j in range(3):
-            torch.testing.assert_close(value[i, j], thin(name, f[i, j], labels[i, j]), rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("as_tensor", [True, False])
 def test_packed_and_padded_batches_agree_with_single_images(name, as_tensor, device):
     sizes = [12, 30, 7]

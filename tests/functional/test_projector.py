@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
 from matbackprop import projector, spectral_projector
-from matbackprop.errors import DomainError, DtypeError, NonFiniteError, OrderError, ShapeError, SymmetryError, TieError
+from matbackprop.errors import DomainError, DtypeError, OrderError, ShapeError, SymmetryError, TieError
 from matbackprop.numerics import symmetrize
 
 
@@ -45,13 +45,6 @@ def test_symmetric_route_agrees_and_accepts_indefinite_matrices():
     a = with_spectrum(3.0, -2.0, 0.0, 0.0, 1.0)
     torch.testing.assert_close(projector(a, symmetric=True), projector(a), rtol=0, atol=1e-12)
     assert projector(a, symmetric=True).trace().round() == 3
-
-
-@pytest.mark.parametrize("shape", [(6, 3), (3, 6), (2, 5, 2)])
-def test_projector_derivatives_at_full_rank(shape):
-    a = random(*shape).requires_grad_()
-    assert gradcheck(projector, a, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
-    assert gradgradcheck(projector, a, check_fwd_over_rev=True)
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
@@ -143,9 +136,6 @@ def test_forward_over_forward_is_rejected_and_not_silently_zero():
 @pytest.mark.parametrize(
     ("a", "options", "error"),
     [
-        (torch.ones(3), {}, ShapeError),
-        (torch.ones(3, 3, dtype=torch.int64), {}, DtypeError),
-        (torch.tensor([[1.0, torch.nan]]), {}, NonFiniteError),
         (torch.ones(3, 2), {"symmetric": True}, ShapeError),
         (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"symmetric": True}, SymmetryError),
         (torch.eye(2), {"rank_tol": 2.0}, DomainError),
@@ -165,9 +155,6 @@ def test_bad_input_of_projector(a, options, error):
         (torch.eye(3), {"rank": 4}, DomainError),
         (torch.eye(3), {"threshold": float("nan")}, DomainError),
         (torch.eye(3), {"rank": 1}, TieError),
-        (torch.ones(3, 2), {"rank": 1}, ShapeError),
-        (torch.tensor([[1.0, 2.0], [0.0, 1.0]]), {"rank": 1}, SymmetryError),
-        (torch.full((2, 2), torch.inf), {"rank": 1}, NonFiniteError),
     ],
 )
 def test_bad_input_of_spectral_projector(a, options, error):
