@@ -1,7 +1,5 @@
 """The CUDA kernels, compiled for the CPU and run thread by thread: the same source that NVRTC compiles for a GPU."""
 
-import functools
-
 import numpy as np
 import pytest
 import torch
@@ -11,70 +9,24 @@ from matbackprop import second_order_pool
 from matbackprop.checks import is_plain
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool
-from matbackprop.cuda.compiler import POOL_FUNCTIONS as FUNCTIONS
-from matbackprop.cuda.compiler import TYPES
 from matbackprop.divided_differences import named_function
 from matbackprop.functional._second_order_pool import _center, _pool_by_kernels, _prepare_weight
 
-JACOBI = """
-int main(int, char** argv) {
-    const int n = atoi(argv[1]), batch = atoi(argv[2]), threads = atoi(argv[3]);
-    auto a = read<REAL>(batch * n * n);
-    std::vector<REAL> values(batch * n), vectors(batch * n * n);
-    launch({batch, 1, 1}, threads, Sizes(n).a_threads,
-           [&] { jacobi_eigh(a.data(), values.data(), vectors.data(), n); });
-    write(values);
-    write(vectors);
-}
-"""
 
-POOL = """
-static int tiles(int length) { return (length + TILE - 1) / TILE; }
-extern "C" void launch_pool_spectrum(int batch, int threads, IN* f, REAL* all_eps, double eps, REAL* s, REAL* weights,
-                                     REAL* vectors, REAL* y, int n, int length) {
-    launch({batch, 1, 1}, threads, Sizes(n).a_threads,
-           [=] { pool_spectrum(f, all_eps, eps, s, weights, vectors, y, n, length); });
-}
-extern "C" void launch_pool_output(int batch, int threads, REAL* a, REAL* weights, REAL* all_eps, double eps, OUT* c,
-                                   int n, int d) {
-    launch({batch, tiles(d) * (tiles(d) + 1) / 2, 1}, threads, 0,
-           [=] { pool_output(a, weights, all_eps, eps, c, n, d); });
-}
-extern "C" void launch_pool_project(int batch, int threads, REAL* a, OUT* g, REAL* t, int n, int d) {
-    launch({batch, tiles(d), 1}, threads, 0, [=] { pool_project(a, g, t, n, d); });
-}
-extern "C" void launch_pool_mixing(int batch, int threads, REAL* a, REAL* t, REAL* s, REAL* weights, REAL* vectors,
-                                   REAL* all_eps, double eps, REAL* mixing, int n, int d) {
-    launch({batch, 1, 1}, threads, 0, [=] { pool_mixing(a, t, s, weights, vectors, all_eps, eps, mixing, n, d); });
-}
-extern "C" void launch_pool_gradient(int batch, int threads, REAL* mixing, REAL* y, REAL* t, IN* out, int n,
-                                     int length) {
-    launch({batch, tiles(length), 1}, threads, 0, [=] { pool_gradient(mixing, y, t, out, n, length); });
-}
-"""
-
-POOL_PREPARE = """
-extern "C" void launch_pool_prepare(int blocks, int threads, IN* f, WEIGHT* weights, REAL* rows, int regions,
-                                    int centered, int m, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare(f, weights, rows, regions, centered, m, d); });
-}
-extern "C" void launch_pool_prepare_gradient(int blocks, int threads, REAL* g, WEIGHT* weights, IN* out, int regions,
-                                             int centered, int m, int d) {
-    launch({blocks, 1, 1}, threads, 0, [=] { pool_prepare_gradient(g, weights, out, regions, centered, m, d); });
-}
-"""
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch):
+    """Run the kernels on the CPU, with small blocks."""
+    cuda_on_cpu.emulate(monkeypatch, jacobi_kernel.SOURCE, *pool.SOURCES.values(), pool.PREPARE)
+    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
+    monkeypatch.setattr(pool, "_PREPARE_THREADS", 64)
+    monkeypatch.setattr(pool, "_PREPARE_MAX_THREADS", 96)
 
 
-@pytest.fixture(scope="module", params=[np.float32, np.float64], ids=["float32", "float64"])
-def jacobi(request, tmp_path_factory):
-    double = int(request.param is np.float64)
-    program = cuda_on_cpu.build(tmp_path_factory.mktemp("jacobi"), jacobi_kernel.SOURCE, JACOBI, REAL_IS_DOUBLE=double)
-
+@pytest.fixture(params=[np.float32, np.float64], ids=["float32", "float64"])
+def jacobi(request):
     def solve(a):
         a = np.ascontiguousarray(a, dtype=request.param)
-        batch, n, _ = a.shape
-        out = cuda_on_cpu.run(program, (n, batch, jacobi_kernel.Sizes(n).threads), a, dtype=request.param)
-        return a, out[: batch * n].reshape(batch, n), out[batch * n :].reshape(batch, n, n)
+        return a, *(x.numpy() for x in jacobi_kernel.solve(torch.from_numpy(a)))
 
     return solve
 
@@ -118,21 +70,10 @@ def test_jacobi_accepts_any_scale(jacobi):
         assert abs(values[0, 0]) <= 1e-5 * scale
 
 
-@pytest.fixture(scope="module")
-def pool_kernels(tmp_path_factory):
-    @functools.cache
-    def build(thin, name, dtype, out):
-        choices = {"REAL_IS_DOUBLE": 1, "IN": TYPES[dtype], "OUT": TYPES[out], "FUNCTION": FUNCTIONS[name]}
-        folder = tmp_path_factory.mktemp("pool")
-        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, pool.SOURCES[thin], POOL, shared=True, **choices))
-
-    return lambda f, name, out=None: build(f.shape[-2] < f.shape[-1], name, f.dtype, out or f.dtype)
-
-
-def check_pool(kernels, f, name, eps=1e-3):
-    """Check the kernels that stay on chip; eps is a number, or one per matrix."""
-    c, work = pool.forward(f, eps, name, f.dtype, kernels)
-    check_result(f, name, eps, c, lambda g: pool.gradient(g, f, eps, work, name, kernels))
+def check_pool(f, name, eps=1e-3):
+    """Compare the kernels with the operator; eps is a number, or one per matrix."""
+    c, work = pool.forward(f, eps, name, f.dtype)
+    check_result(f, name, eps, c, lambda g: pool.gradient(g, f, eps, work, name))
 
 
 def check_result(f, name, eps, c, gradient):
@@ -148,7 +89,7 @@ def check_result(f, name, eps, c, gradient):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "kind"), [("log", torch.float32), ("inv_sqrt", torch.float64)])
-def test_pool_kernels_agree_with_the_operator(pool_kernels, name, kind):
+def test_pool_kernels_agree_with_the_operator(name, kind):
     m, d, batch = 5, 70, 3  # an odd number of rows, more than one tile of columns
     generator = torch.Generator().manual_seed(0)
     f = torch.randn(batch, m, d, generator=generator).relu()
@@ -157,7 +98,7 @@ def test_pool_kernels_agree_with_the_operator(pool_kernels, name, kind):
     f[1] *= 0.01  # eigenvalues near ε, where the second differences come from the series
     f[2, :, 0] = 1e7 * torch.rand(m, generator=generator)  # a channel that dominates the Gram matrix
     f = f.to(kind)
-    check_pool(pool_kernels(f, name), f, name)
+    check_pool(f, name)
 
 
 def features(m, d):
@@ -182,55 +123,35 @@ def centered(f):
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (7, 7), (200, 5), (784, 2)])
-def test_primal_pool_kernels_agree_with_the_operator(pool_kernels, m, d, name):
+def test_primal_pool_kernels_agree_with_the_operator(m, d, name):
     f = features(m, d)
-    check_pool(pool_kernels(f, name), f, name)
+    check_pool(f, name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["centered rows in float64", "the largest order"])
-def test_primal_pool_kernels_of_other_features(pool_kernels, kind):
+def test_primal_pool_kernels_of_other_features(kind):
     largest = torch.randn(1, 130, 64, generator=torch.Generator().manual_seed(0)).relu()
     f = largest if kind == "the largest order" else centered(features(70, 6)[:4])
-    check_pool(pool_kernels(f, "log"), f, "log")
+    check_pool(f, "log")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("m", "d"), [(30, 3), (4, 30)])
-def test_pool_kernels_with_an_eps_of_each_matrix(pool_kernels, m, d):
+def test_pool_kernels_with_an_eps_of_each_matrix(m, d):
     """At ε = 0 the square root has no derivative in directions that F does not have, and needs none."""
     f = features(m, d)[:4]
-    check_pool(pool_kernels(f, "log"), f, "log", torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64))
-    check_pool(pool_kernels(f, "sqrt"), f, "sqrt", torch.tensor([0.0, 1e-3, 0.0, 0.0], dtype=torch.float64))
+    check_pool(f, "log", torch.tensor([1e-3, 1e-1, 1e-2, 2.0], dtype=torch.float64))
+    check_pool(f, "sqrt", torch.tensor([0.0, 1e-3, 0.0, 0.0], dtype=torch.float64))
 
 
 @pytest.mark.slow
-def test_primal_pool_kernels_propagate_nan(pool_kernels):
+def test_primal_pool_kernels_propagate_nan():
     f = features(9, 4)[:2]
     f[1, 2, 3] = torch.nan
-    kernels = pool_kernels(f, "log")
-    c, work = pool.forward(f, 1e-3, "log", f.dtype, kernels)
-    gradient = pool.gradient(torch.ones_like(c), f, 1e-3, work, "log", kernels)
+    c, work = pool.forward(f, 1e-3, "log", f.dtype)
+    gradient = pool.gradient(torch.ones_like(c), f, 1e-3, work, "log")
     assert all(x[0].isfinite().all() and x[1].isnan().all() for x in (c, gradient))
-
-
-@pytest.fixture(scope="module")
-def prepare(tmp_path_factory):
-    """The kernels for weights and centering on the CPU, built once for each pair of dtypes."""
-
-    @functools.cache
-    def build(dtype, kind):
-        choices = {"IN": TYPES[dtype], "WEIGHT": pool._WEIGHTS[kind]}
-        library = cuda_on_cpu.build(
-            tmp_path_factory.mktemp("prepare"), pool.PREPARE, POOL_PREPARE, shared=True, **choices
-        )
-        return cuda_on_cpu.Kernels(library)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "_prepare_kernels", lambda f, w: build(f.dtype, torch.float32 if w is None else w.dtype))
-        patch.setattr(pool, "_PREPARE_THREADS", 64)
-        patch.setattr(pool, "_PREPARE_MAX_THREADS", 96)
-        yield pool
 
 
 def some_weights(kind, m):
@@ -257,20 +178,20 @@ def plain_rows(f, weight, center):
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "rows", "regions", "mask", "half", "double"])
 @pytest.mark.parametrize(("m", "d"), [(1, 1), (5, 16), (9, 37), (131, 3)])
-def test_prologue_applies_weights_and_centering(prepare, kind, center, m, d):
+def test_prologue_applies_weights_and_centering(kind, center, m, d):
     generator = torch.Generator().manual_seed(d)
     f = torch.randn(2, m, d, generator=generator) + 100
     f[0, :, 0] = 0.1  # a channel that centering makes zero
     f = f.double() if kind == "double" else f
-    w = None if kind is None else prepare.readable(some_weights(kind, m))
-    rows = prepare.prepare(f, w, center)
+    w = None if kind is None else pool.readable(some_weights(kind, m))
+    rows = pool.prepare(f, w, center)
     x = f.double().requires_grad_()
     expected = plain_rows(x, w, center)
     scale = float(expected.detach().abs().max())
     torch.testing.assert_close(rows, expected.detach(), rtol=1e-14, atol=1e-14 * (100 * max(scale, 1) if center else 0))
     g = torch.randn(rows.shape, generator=generator, dtype=torch.float64)
     (exact,) = torch.autograd.grad(expected, x, g)
-    gradient = prepare.prepare_gradient(g.clone(), f, w, center)
+    gradient = pool.prepare_gradient(g.clone(), f, w, center)
     assert gradient.dtype == f.dtype
     # Sums over regions are in float64: only the result is rounded.
     digits = {"rtol": torch.finfo(f.dtype).eps / 1.9, "atol": 1e-14 * float(exact.abs().max())}
@@ -279,19 +200,16 @@ def test_prologue_applies_weights_and_centering(prepare, kind, center, m, d):
         assert (rows[0, :, 0] == 0).all()
 
 
-@pytest.fixture
-def by_kernels(pool_kernels, prepare, monkeypatch):
-    """Pooling by the kernels on the CPU, as the operator calls it."""
-    monkeypatch.setattr(pool, "_kernels", lambda f, dtype, name: pool_kernels(f, name, dtype))
-    monkeypatch.setattr("matbackprop.cuda.fallback.kernels_may_take", is_plain)
-    return lambda f, weight, center, eps: _pool_by_kernels(f, weight, center, eps, named_function("sqrt"))
+def by_kernels(f, weight, center, eps):
+    """Square-root pooling as the operator calls the kernels."""
+    return _pool_by_kernels(f, weight, center, eps, named_function("sqrt"))
 
 
 @pytest.mark.quick(2)
 @pytest.mark.parametrize("center", [False, True])
 @pytest.mark.parametrize("kind", [None, "regions", "mask", "half"])
 @pytest.mark.parametrize(("m", "d"), [(5, 9), (9, 5)])
-def test_weighted_and_centered_pooling(by_kernels, kind, center, m, d):
+def test_weighted_and_centered_pooling(kind, center, m, d):
     f = (torch.randn(2, m, d, generator=torch.Generator().manual_seed(m)) + 1).requires_grad_()
     weight = None if kind is None else some_weights(kind, m)
     batch = (2,) if weight is None else weight.shape[:-1]
@@ -311,7 +229,7 @@ def test_weighted_and_centered_pooling(by_kernels, kind, center, m, d):
         assert (actual - target).norm() < 1e-6 * target.norm()
 
 
-def test_weights_modified_before_backward_are_detected(by_kernels):
+def test_weights_modified_before_backward_are_detected():
     f, w = torch.randn(2, 5, 9, requires_grad=True), torch.ones(2, 5)
     c = by_kernels(f, w, True, 0.1)
     w[0, 0] = 0
@@ -319,7 +237,7 @@ def test_weights_modified_before_backward_are_detected(by_kernels):
         c.sum().backward()
 
 
-def test_half_precision_features_are_widened(by_kernels):
+def test_half_precision_features_are_widened():
     f = features(4, 9)[:4].bfloat16().requires_grad_()
     c = by_kernels(f, None, False, 1e-2)
     (gradient,) = torch.autograd.grad(c.sum(), f)

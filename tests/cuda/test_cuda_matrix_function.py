@@ -1,7 +1,5 @@
 """The CUDA kernels of matrix functions, compiled for the CPU and run thread by thread, against the general operator."""
 
-import functools
-
 import pytest
 import torch
 
@@ -10,44 +8,16 @@ from matbackprop import matrix_function
 from matbackprop.checks import is_plain
 from matbackprop.cuda import fallback
 from matbackprop.cuda import matrix_function as chip
-from matbackprop.cuda.compiler import FUNCTIONS, TYPES
+from matbackprop.cuda.compiler import FUNCTIONS
 from matbackprop.divided_differences import SpectralFunction, named_function
 from matbackprop.errors import DomainError
 from matbackprop.functional import _matrix_function
 from matbackprop.numerics import rounding_of_zero, zero_tolerance
 
-CHIP = """
-extern "C" void launch_function_forward(int batch, int threads, IN* in, IN* out, REAL* values, REAL* vectors,
-                                        double share, int n) {
-    launch({batch, 1, 1}, threads, Sizes(n).a_threads,
-           [=] { function_forward(in, out, values, vectors, share, n); });
-}
-extern "C" void launch_function_backward(int batch, int threads, IN* g, REAL* values, REAL* vectors, IN* out, int n) {
-    launch({batch, 1, 1}, threads, 0, [=] { function_backward(g, values, vectors, out, n); });
-}
-"""
-
-PARTS = """
-extern "C" void launch_function_symmetric(int blocks, int threads, IN* x, REAL* out, int n) {
-    launch({blocks, 1, 1}, threads, 0, [=] { function_symmetric(x, out, n); });
-}
-extern "C" void launch_function_mirror(int blocks, int threads, REAL* product, IN* out, int n) {
-    launch({blocks, 1, 1}, threads, 0, [=] { function_mirror(product, out, n); });
-}
-extern "C" void launch_function_columns(int blocks, int threads, REAL* doubled, REAL* u, REAL* values, REAL* scaled,
-                                        double share, int n, int next, int step) {
-    launch({blocks, 1, 1}, threads, 0, [=] { function_columns(doubled, u, values, scaled, share, n, next, step); });
-}
-extern "C" void launch_function_table(int blocks, int threads, REAL* w, REAL* values, int count, int n) {
-    launch({blocks, 1, 1}, threads, 0, [=] { function_table(w, values, count, n); });
-}
-"""
-
 
 class parts:
     """The route for any order, with the names of the module."""
 
-    SOURCE = chip.PARTS
     forward = staticmethod(chip.forward_in_parts)
     gradient = staticmethod(chip.gradient_in_parts)
 
@@ -71,37 +41,31 @@ def in_rows(a):
     return values, vectors.contiguous() if vectors.mT.is_contiguous() else vectors.mT.contiguous().mT
 
 
-@pytest.fixture(scope="module")
-def compute(tmp_path_factory):
+@pytest.fixture
+def launched(monkeypatch):
+    """Run the kernels on the CPU; the names of launched ones."""
+    return cuda_on_cpu.emulate(monkeypatch, chip.SOURCE, chip.PARTS)
+
+
+@pytest.fixture
+def compute(launched):
     """Value, and gradient as a function of G, by one of the two routes."""
 
-    @functools.cache
-    def build(way, name, dtype):
-        choices = {"IN": TYPES[dtype], "FUNCTION": FUNCTIONS[name]} | ({"REAL_IS_DOUBLE": 1} if way is chip else {})
-        main = CHIP if way is chip else PARTS
-        folder = tmp_path_factory.mktemp("matrix_function")
-        return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, way.SOURCE, main, shared=True, **choices))
-
     def by(way, a, name, solve=marking):
-        kernels = build(way, name, a.dtype)
         options = {} if way is chip else {"solve": solve}
-        out, factors = way.forward(a, name, zero_tolerance_of(a, name), kernels=kernels, **options)
-        return out, lambda g: way.gradient(g, a, *factors, name, kernels=kernels)
+        out, factors = way.forward(a, name, zero_tolerance_of(a, name), **options)
+        return out, lambda g: way.gradient(g, a, *factors, name)
 
-    by.build = build
     return by
 
 
 @pytest.fixture(params=[chip, parts], ids=["chip", "parts"])
-def routed(request, compute, monkeypatch):
-    """Let the operator use the kernels on the CPU."""
-    way = request.param
+def routed(request, launched, monkeypatch):
+    """Let the operator use the kernels; the names of launched ones."""
     monkeypatch.setattr(_matrix_function, "_kernels_take", lambda a, function: is_plain(a))
-    monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if way is chip else 0)
-    kernels = "_kernels" if way is chip else "_kernels_of_parts"
-    monkeypatch.setattr(chip, kernels, lambda a, name: compute.build(way, name, a.dtype))
+    monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if request.param is chip else 0)
     monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
-    return lambda name, dtype: compute.build(way, name, dtype).launched
+    return launched
 
 
 @pytest.mark.slow
@@ -112,15 +76,13 @@ def test_the_operator_uses_the_kernels_and_their_fallback(routed):
         return matrix_function(0.5 * (x + x.mT), "log", check=check)
 
     a = matrices(3, "log")[1].requires_grad_()
-    launched = routed("log", a.dtype)
-    launched.clear()
     log(a, check=True)
-    checked = list(launched)
-    launched.clear()
+    checked = list(routed)
+    routed.clear()
     torch.autograd.grad(log(a).sum(), a)
-    assert checked == launched[: len(checked)] != []  # check= does not choose the algorithm
+    assert checked == routed[: len(checked)] != []  # check= does not choose the algorithm
     chain = [f"function_{name}" for name in ("symmetric", "columns", "mirror", "symmetric", "table", "mirror")]
-    assert launched in (["function_forward", "function_backward"], chain)
+    assert routed in (["function_forward", "function_backward"], chain)
     assert torch.autograd.gradcheck(log, a, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(log, a)
     x = a.detach()

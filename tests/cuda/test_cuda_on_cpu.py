@@ -1,6 +1,6 @@
 """The emulation of CUDA honors the grid and the size of shared memory of a launch."""
 
-from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import torch
@@ -12,20 +12,18 @@ extern __shared__ double shared_memory[];
 __global__ void visit(int* counts) { ++counts[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x]; }
 __global__ void fill(int count) { for (int i = 0; i < count; ++i) shared_memory[i] = i; }
 """
-LAUNCHERS = """
-extern "C" void launch_visit(int batch, int threads, int* counts) {
-    launch({batch, 1, 1}, threads, 0, [=] { visit(counts); });
-}
-extern "C" void launch_fill(int batch, int threads, int count) {
-    launch({batch, 1, 1}, threads, 0, [=] { fill(count); });
-}
-"""
+
+
+class SOURCE:
+    """Stands for a Source."""
+
+    constants: ClassVar = {}
+    text = staticmethod(lambda: KERNELS)
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    source = SimpleNamespace(text=lambda: KERNELS, constants={})
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path_factory.mktemp("fake"), source, LAUNCHERS, shared=True))
+def kernels():
+    return cuda_on_cpu.compiled(SOURCE)
 
 
 @pytest.mark.parametrize("grid", [(5,), (3, 2), (2, 3, 4)])

@@ -1,7 +1,5 @@
 """The kernels of small polar decompositions, compiled for the CPU and run thread by thread."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -11,39 +9,20 @@ from matbackprop.checks import is_plain
 from matbackprop.cuda import fallback, polar
 from matbackprop.errors import DomainError
 
-LAUNCHER = """
-extern "C" void launch_polar_tiny(int blocks, int threads, double* a, double* q, double* p, double* factors,
-                                  double tolerance, int rotation, int count) {
-    launch({blocks, 1, 1}, threads, 0, [=] { polar_tiny(a, q, p, factors, tolerance, rotation, count); });
-}
-extern "C" void launch_polar_tiny_adjoint(int blocks, int threads, double* factors, double* g_q, double* g_p,
-                                          double* out, int count) {
-    launch({blocks, 1, 1}, threads, 0, [=] { polar_tiny_adjoint(factors, g_q, g_p, out, count); });
-}
-"""
 SHAPES = [(1, 1), (2, 2), (3, 3), (4, 4), (5, 3), (8, 2)]
 
 
-@pytest.fixture(scope="module", params=SHAPES, ids="{0[0]}×{0[1]}".format)
+@pytest.fixture(params=SHAPES, ids="{0[0]}×{0[1]}".format)
 def shape(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory, shape):
-    m, n = shape
-    folder = tmp_path_factory.mktemp("polar")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, polar.SOURCE, LAUNCHER, shared=True, K=n, L=m))
-
-
-@pytest.fixture
-def on_cpu(kernels, monkeypatch):
-    """Treat plain CPU tensors as CUDA tensors; kernels of other shapes are not available."""
-    kernels.launched.clear()
+@pytest.fixture(autouse=True)
+def launched(monkeypatch):
+    """Run the kernels on plain tensors of the CPU; the names of launched ones."""
     monkeypatch.setattr(polar, "kernels_may_take", is_plain)
     monkeypatch.setattr(fallback, "kernels_may_take", is_plain)
-    monkeypatch.setattr(polar, "Polar", partial(polar.Polar, kernels=kernels))
-    return kernels
+    return cuda_on_cpu.emulate(monkeypatch, polar.SOURCE)
 
 
 def matrices(shape, dtype=torch.float64):
@@ -79,7 +58,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_values_and_derivatives_equal_those_without_kernels(on_cpu, shape, name, dtype):
+def test_values_and_derivatives_equal_those_without_kernels(launched, shape, name, dtype):
     function = FUNCTIONS[name]
     if name in ("rotation", "procrustes") and shape[0] != shape[1]:
         pytest.skip("needs square matrices")
@@ -96,8 +75,8 @@ def test_values_and_derivatives_equal_those_without_kernels(on_cpu, shape, name,
             (again,) = torch.autograd.grad(loss(function(x, y), quadratic=quadratic), x, create_graph=True)
             (second,) = torch.autograd.grad(loss([again], quadratic=quadratic), x)
         results.append([*outputs, first, again, second])
-        assert on_cpu.launched.count("polar_tiny") == 2
-        assert on_cpu.launched.count("polar_tiny_adjoint") == 1 + quadratic
+        assert launched.count("polar_tiny") == 2
+        assert launched.count("polar_tiny_adjoint") == 1 + quadratic
     rounding = 1e-7 if dtype == torch.float32 else 2e-13  # the condition of the graded matrix is 1e3
     for ours, expected in zip(*results, strict=True):
         assert ours.dtype == dtype
@@ -105,7 +84,7 @@ def test_values_and_derivatives_equal_those_without_kernels(on_cpu, shape, name,
         assert ((ours - expected).abs() <= rounding * scale).all()
 
 
-def test_scales_do_not_matter(on_cpu, shape):
+def test_scales_do_not_matter(shape):
     a = matrices(shape)
     q, p = matbackprop.polar(a, check=False)
     expected = torch.linalg.svd(a, full_matrices=False)
@@ -115,7 +94,7 @@ def test_scales_do_not_matter(on_cpu, shape):
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_matrices_without_a_unique_factor(on_cpu, shape, check):
+def test_matrices_without_a_unique_factor(shape, check):
     a = matrices(shape)[:3].clone()
     a[1] = 0
     if check:
@@ -129,7 +108,7 @@ def test_matrices_without_a_unique_factor(on_cpu, shape, check):
         assert t[1].isnan().all() and t[[0, 2]].isfinite().all()
 
 
-def test_a_reflection_without_a_nearest_rotation_is_nan(on_cpu, shape):
+def test_a_reflection_without_a_nearest_rotation_is_nan(shape):
     m, n = shape
     if m != n or n == 1:
         pytest.skip("needs square matrices")

@@ -10,35 +10,23 @@ from matbackprop.cuda import tridiagonal
 THREADS = 96  # per block, at least the number of rows
 EPS = torch.finfo(torch.float64).eps
 
-LAUNCHERS = """
-extern "C" void launch_tridiagonalize(int batch, int threads, const double* in, double* a, double* bands,
-                                      double* reflectors, double* leaves, double* couplings, double* scale, int n,
-                                      int ld, int width, int resident, int blocks, int leaf, int parts) {
-    launch({batch, 1, 1}, threads, 0, [=] {
-        tridiagonalize(in, a, bands, reflectors, leaves, couplings, scale, n, ld, width, resident, blocks, leaf, parts);
-    });
-}
-extern "C" void launch_block_factors(int batch, int threads, const double* gram, double* factors) {
-    launch({batch, 1, 1}, threads, 0, [=] { block_factors(gram, factors); });
-}
-extern "C" void launch_merge_halves(int batch, int threads, const double* values, const double* vectors,
-                                    const double* couplings, const double* scale, double* merged, double* mixing,
-                                    int half, int parts) {
-    launch({batch, 1, 1}, threads, 0,
-           [=] { merge_halves(values, vectors, couplings, scale, merged, mixing, half, parts); });
-}
-"""
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(tridiagonal.Plan, "threads", property(lambda plan: -(-plan.n // 32) * 32))
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tridiagonal")
-    choices = {"CLUSTER": 1, "REDUCE_THREADS": THREADS}
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, tridiagonal.SOURCE, LAUNCHERS, shared=True, **choices))
+def compiled(**choices):
+    return cuda_on_cpu.compiled(tridiagonal.SOURCE, CLUSTER=1, REDUCE_THREADS=THREADS, **choices)
+
+
+@pytest.fixture
+def kernels():
+    return compiled()
 
 
 def solve(kernels, a):
-    t = tridiagonal.reduce(a.contiguous(), kernels, threads=-(-a.shape[-1] // 32) * 32)
+    t = tridiagonal.reduce(a.contiguous(), kernels)
     leaf = t.leaves.shape[-1]
     leaves = torch.linalg.eigh(t.leaves.view(-1, leaf, leaf))
     values, vectors = tridiagonal.conquer(t, *(x.contiguous() for x in leaves), kernels)
@@ -110,7 +98,7 @@ def test_nonfinite_matrices_become_nan(kernels, bad):
 @pytest.mark.slow
 def test_unsolved_leaves_become_nan(kernels):
     a = hard_spectra(40)["indefinite"]
-    t = tridiagonal.reduce(a, kernels, threads=64)
+    t = tridiagonal.reduce(a, kernels)
     leaf = t.leaves.shape[-1]
     values, vectors = (x.contiguous() for x in torch.linalg.eigh(t.leaves.view(-1, leaf, leaf)))
     values[1] = torch.nan
@@ -141,7 +129,7 @@ def test_only_the_lower_triangle_is_read(kernels):
 def test_the_tridiagonal_matrix_and_its_reflections(kernels):
     """A = H_0 H_1 ... T ... H_1 H_0 with reflections I - v v^T, in leaves whose cuts were taken from the diagonal."""
     a = hard_spectra(45, batch=1)["indefinite"]
-    t = tridiagonal.reduce(a, kernels, threads=64)
+    t = tridiagonal.reduce(a, kernels)
     plan = tridiagonal.Plan(45)
     assert (plan.parts, plan.leaf) == (4, 12) and t.leaves.shape == (1, 4, 12, 12)
     off = t.couplings[0, :44]
@@ -164,11 +152,9 @@ def test_shared_memory_fits_a_block():
         assert plan.shared_bytes(plan.threads, 1) <= limit
 
 
-def test_unconverged_secular_equations_become_nan(tmp_path):
+def test_unconverged_secular_equations_become_nan():
     """With one step for each root, matrices that need a merge become NaN as a whole; the diagonal one needs none."""
-    choices = {"CLUSTER": 1, "REDUCE_THREADS": THREADS, "MAX_STEPS": 1}
-    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, tridiagonal.SOURCE, LAUNCHERS, shared=True, **choices))
     x = torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    values, vectors = solve(hurried, torch.stack([x + x.mT, torch.diag(torch.arange(1.0, 41).double())]))
+    values, vectors = solve(compiled(MAX_STEPS=1), torch.stack([x + x.mT, torch.diag(torch.arange(1.0, 41).double())]))
     assert values[0].isnan().all() and vectors[0].isnan().all()
     torch.testing.assert_close(values[1], torch.arange(1.0, 41).double())

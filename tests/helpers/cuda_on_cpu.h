@@ -5,10 +5,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -40,7 +39,16 @@ static double lane_a[32][32], lane_b[32][32];
 
 static void __syncthreads() { pthread_barrier_wait(&block_barrier); }
 static void __syncwarp() { pthread_barrier_wait(&warp_barriers[threadIdx.x / 32]); }
-static void emulated_barrier(int) { pthread_barrier_wait(&group); }
+// The first `members` threads of a block meet.
+static void emulated_barrier(int members) {
+    static std::mutex guard;
+    static int ready = 0;
+    {
+        std::lock_guard<std::mutex> lock(guard);
+        if (ready != members) pthread_barrier_init(&group, nullptr, ready = members);
+    }
+    pthread_barrier_wait(&group);
+}
 static int __syncthreads_or(int x) {
     if (x) any = 1;
     __syncthreads();
@@ -85,22 +93,20 @@ static void emulated_multiply_add(double (&c)[2], double a, double b) {
 }
 
 // The grid and the bytes of shared memory of a launch.
-static Index asked_grid{0, 0, 0};
-static size_t asked_bytes = sizeof shared_memory;
+static Index grid;
+static size_t asked_bytes;
 static bool overrun = false;
 extern "C" void begin_launch(int x, int y, int z, long long bytes) {
-    asked_grid = {x, y, z};
+    grid = {x, y, z};
     asked_bytes = bytes;
     overrun = false;
 }
 extern "C" bool was_overrun() { return overrun; }
 
-// Run one block after the other; `members` threads of each meet at the group barrier.
-static void launch(Index grid, int threads, int members, std::function<void()> kernel) {
-    if (asked_grid.x) grid = asked_grid;
+// Run one block after the other.
+static void launch(int threads, std::function<void()> kernel) {
     blockDim = {threads, 1, 1};
     pthread_barrier_init(&block_barrier, nullptr, threads);
-    if (members) pthread_barrier_init(&group, nullptr, members);
     for (auto& barrier : warp_barriers) pthread_barrier_init(&barrier, nullptr, 32);
     for (int x = 0; x < grid.x; ++x)
         for (int y = 0; y < grid.y; ++y)
@@ -118,15 +124,4 @@ static void launch(Index grid, int threads, int members, std::function<void()> k
                 const char* bytes = reinterpret_cast<const char*>(shared_memory);
                 for (size_t i = asked_bytes; i < sizeof shared_memory; ++i) overrun |= bytes[i] != 0x7f;
             }
-}
-
-template <typename T>
-static std::vector<T> read(size_t count) {
-    std::vector<T> x(count);
-    if (fread(x.data(), sizeof(T), count, stdin) != count) exit(1);
-    return x;
-}
-template <typename T>
-static void write(const std::vector<T>& x) {
-    fwrite(x.data(), sizeof(T), x.size(), stdout);
 }

@@ -1,66 +1,73 @@
 """Compile the package's CUDA kernels with the system's C++ compiler, to run them on the CPU."""
 
 import ctypes
+import functools
+import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from matbackprop.cuda.compiler import Constant, Source
 
+_KERNEL = re.compile(r"__global__ void[^(]*?(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(([^)]*)\)\s*{")
+_launched: list[str] = []
 
-def build(folder: Path, kernels: Source, main: str, *, shared: bool = False, **choices: Constant) -> Path:
-    """Compile kernels with a ``main`` that launches them. Skip the test if there is no compiler.
 
-    With ``shared`` the result is a library and ``main`` holds functions to call in it.
-    """
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="matbackprop-kernels-")
+
+
+@functools.cache
+def compiled(source: Source, **choices: Constant) -> "Kernels":
+    """Compile a source once for each choice of definitions. Skip the test if there is no compiler."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to compile the kernels for the CPU")
     text = (
-        kernels.text()
-        .replace("extern __shared__ double shared_memory[];", "")
-        .replace("__shared__ REAL", "static REAL")
+        source.text().replace("extern __shared__ double shared_memory[];", "").replace("__shared__ REAL", "static REAL")
     )
-    source, program = folder / "kernels.cpp", folder / "kernels"
-    source.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{main}')
-    options = [
-        *(f"-D{name}={value}" for name, value in (kernels.constants | choices).items()),
-        *(["-shared", "-fPIC"] if shared else []),
-    ]
-    command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", *options, f"-I{Path(__file__).parent}"]
-    subprocess.run([*command, str(source), "-o", str(program), "-lpthread"], check=True)
-    return program
+    launchers = ""
+    for name, parameters in _KERNEL.findall(text):
+        names = ", ".join(re.findall(r"(\w+)\s*(?:,|$)", parameters))
+        launchers += f'extern "C" void launch_{name}(int threads, {parameters}) {{\n'
+        launchers += f"    launch(threads, [=] {{ {name}({names}); }});\n}}\n"
+    stem = tempfile.mkdtemp(dir=_folder().name)
+    file, library = Path(stem) / "kernels.cpp", Path(stem) / "kernels"
+    file.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{launchers}')
+    options = [f"-D{name}={value}" for name, value in (source.constants | choices).items()]
+    command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", "-shared", "-fPIC", *options]
+    subprocess.run([*command, f"-I{Path(__file__).parent}", file, "-o", library, "-lpthread"], check=True)
+    return Kernels(library)
 
 
-def run(program: Path, arguments: tuple[float, ...], *inputs: np.ndarray, dtype: type) -> np.ndarray:
-    """Run a program on arrays and return the numbers it wrote."""
-    command = [str(program), *map(str, arguments)]
-    done = subprocess.run(command, input=b"".join(x.tobytes() for x in inputs), capture_output=True, check=True)
-    return np.frombuffer(done.stdout, dtype=dtype)
+def emulate(patch: pytest.MonkeyPatch, *sources: Source, **fixed: Constant) -> list[str]:
+    """Run the kernels of sources on tensors of the CPU, with some definitions fixed.
+
+    Return a list that receives the name of each kernel when it is launched.
+    """
+    for source in sources:
+        patch.setattr(source, "on", lambda device, *, s=source, **choices: compiled(s, **(choices | fixed)))
+    _launched.clear()
+    return _launched
 
 
 class Kernels:
-    """Launches kernels of a library built with ``shared`` on tensors of the CPU, as a ``Module`` does on a GPU.
-
-    ``main`` has a C function ``launch_<kernel>`` for each kernel, with the arguments batch, threads and those of the
-    kernel. The grid is that of the call. Writing beyond the requested shared memory fails.
-    """
+    """Launches compiled kernels as a ``Module`` does on a GPU. Writing beyond the requested shared memory fails."""
 
     shared_limit = 2**17
 
     def __init__(self, library: Path) -> None:
         self.library = ctypes.CDLL(str(library))
         self.library.was_overrun.restype = ctypes.c_bool
-        self.launched: list[str] = []
 
     def launch(self, name, grid, threads, shared, arguments):
         """Run one kernel; integers are passed as 64 bits, which also fit addresses."""
-        self.launched.append(name)
-        x, y, z = (*grid, 1, 1)[:3]
-        self.library.begin_launch(x, y, z, ctypes.c_longlong(shared))
+        _launched.append(name)
+        self.library.begin_launch(*(*grid, 1, 1)[:3], ctypes.c_longlong(shared))
         kinds = {int: ctypes.c_uint64, float: ctypes.c_double}
-        getattr(self.library, f"launch_{name}")(x, threads, *(kinds[type(a)](a) for a in arguments))
+        getattr(self.library, f"launch_{name}")(threads, *(kinds[type(a)](a) for a in arguments))
         assert not self.library.was_overrun(), f"{name} wrote beyond its {shared} bytes of shared memory"

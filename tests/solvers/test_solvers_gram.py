@@ -11,16 +11,6 @@ from matbackprop.solvers import gram
 from matbackprop.solvers.gram import gram_eigh
 
 EPS = torch.tensor([1e-3, 1e-3], dtype=torch.float64)
-LAUNCHER = """
-extern "C" void launch_separate_rows(int batch, int threads, REAL* y, REAL* q, REAL* overlap, REAL* eps, double limit,
-                                     int n, int k, int y_next, int y_step, int q_next, int q_step) {
-    launch({batch, 1, 1}, threads, 0,
-           [=] { separate_rows(y, q, overlap, eps, limit, n, k, y_next, y_step, q_next, q_step); });
-}
-extern "C" void launch_complete_rows(int batch, int threads, REAL* v, REAL* sigma, int n, int k, int next, int step) {
-    launch({batch, 1, 1}, threads, 0, [=] { complete_rows(v, sigma, n, k, next, step); });
-}
-"""
 
 
 def with_outliers(n, k):
@@ -58,26 +48,29 @@ def test_only_matrices_that_need_it_are_rotated():
         assert torch.equal(a[1:], b)
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("gram")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, jacobi.SEPARATE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
+@pytest.fixture
+def on_cpu(monkeypatch):
+    """Run the kernels on the CPU, with small blocks."""
+    monkeypatch.setattr(jacobi, "_threads", lambda n: 64)
+    cuda_on_cpu.emulate(monkeypatch, jacobi.SEPARATE)
 
 
 @pytest.mark.parametrize(("n", "k"), [(3, 40), (7, 9)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_kernel_separates_rows(kernels, n, k, layout):
+@pytest.mark.usefixtures("on_cpu")
+def test_kernel_separates_rows(n, k, layout):
     x = with_outliers(n, k)
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
-    q, y = jacobi.separate_by_kernel(q, y, EPS, 1e-13, kernels, 64)
+    q, y = jacobi.separate_by_kernel(q, y, EPS, 1e-13)
     check(x, gram.squared_norms(y), q, y)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_kernel_separates_rows_to_a_tolerance(kernels, layout):
+@pytest.mark.usefixtures("on_cpu")
+def test_kernel_separates_rows_to_a_tolerance(layout):
     x = with_outliers(7, 50)
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
@@ -86,28 +79,29 @@ def test_kernel_separates_rows_to_a_tolerance(kernels, layout):
     if layout == "columns":
         q, y = q.mT.contiguous().mT, y.mT.contiguous().mT
     limit = OVERLAP[False]
-    q, y = jacobi.separate_by_kernel(q, y, EPS, limit, kernels, 64)
+    q, y = jacobi.separate_by_kernel(q, y, EPS, limit)
     unit = y / (y.square().sum(-1, keepdim=True) + EPS[:, None, None]).sqrt()
     assert (unit @ unit.mT).tril(-1).abs().amax() < limit
     assert ((q.mT @ x - y).norm(dim=(-2, -1)) < 1e-13 * x.norm(dim=(-2, -1))).all()
 
 
 @pytest.mark.parametrize("limit", [1e-11, 2e-8])
-def test_kernel_does_not_change_orthogonal_rows(kernels, limit):
+@pytest.mark.usefixtures("on_cpu")
+def test_kernel_does_not_change_orthogonal_rows(limit):
     x = with_singular_values(5, 7, torch.logspace(0, 2, 5, dtype=torch.float64), seed=1)[None]
     _, q = torch.linalg.eigh(x @ x.mT)
     y = q.mT @ x
-    new_q, new_y = jacobi.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit, kernels, 64)
+    new_q, new_y = jacobi.separate_by_kernel(q.clone(), y.clone(), EPS[:1], limit)
     assert torch.equal(new_q, q) and torch.equal(new_y, y)
 
 
-def test_unseparated_rows_become_nan(tmp_path):
+@pytest.mark.usefixtures("on_cpu")
+def test_unseparated_rows_become_nan(monkeypatch):
     """With one sweep, mixed rows become NaN and orthogonal ones do not change."""
-    choices = {"REAL_IS_DOUBLE": 1, "SEPARATION_SWEEPS": 1}
-    hurried = cuda_on_cpu.Kernels(cuda_on_cpu.build(tmp_path, jacobi.SEPARATE, LAUNCHER, shared=True, **choices))
+    cuda_on_cpu.emulate(monkeypatch, jacobi.SEPARATE, SEPARATION_SWEEPS=1)
     x = with_outliers(7, 50)
     x[1] = torch.eye(7, 50)
     _, q = torch.linalg.eigh(x @ x.mT)
-    new_q, new_y = jacobi.separate_by_kernel(q.clone(), q.mT @ x, EPS, 1e-13, hurried, 64)
+    new_q, new_y = jacobi.separate_by_kernel(q.clone(), q.mT @ x, EPS, 1e-13)
     assert new_q[0].isnan().all() and new_y[0].isnan().all()
     assert torch.equal(new_q[1], q[1]) and new_y[1].isfinite().all()

@@ -14,7 +14,6 @@ from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import jacobi
 from matbackprop.solvers import batched_svd, svd
 from matbackprop.solvers.svd import _thin_svd
-from solvers.test_solvers_gram import LAUNCHER
 
 SHAPES = [(1, 1), (1, 4), (5, 5), (3, 40), (40, 3), (12, 20), (36, 36)]
 SPECTRA = {
@@ -94,21 +93,17 @@ def test_empty_matrices_are_decomposed():
     assert all(part.numel() == 0 for part in batched_svd(torch.zeros(0, 3)))
 
 
-@pytest.fixture(scope="module")
-def kernels(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("svd")
-    return cuda_on_cpu.Kernels(cuda_on_cpu.build(folder, jacobi.SEPARATE, LAUNCHER, shared=True, REAL_IS_DOUBLE=1))
-
-
 @pytest.mark.parametrize(("n", "k", "missing"), [(5, 5, 2), (4, 9, 1), (6, 7, 6)])
 @pytest.mark.parametrize("layout", ["rows", "columns"])
-def test_kernel_completes_orthonormal_rows(kernels, n, k, missing, layout):
+def test_kernel_completes_orthonormal_rows(monkeypatch, n, k, missing, layout):
     q, _ = torch.linalg.qr(torch.randn(2, k, n, generator=generator(8), dtype=torch.float64))
     sigma = torch.ones(2, n, dtype=torch.float64)
     sigma[:, n - missing :] = 0
     v = q.mT * sigma.unsqueeze(-1)
     v = v.contiguous() if layout == "rows" else v.mT.contiguous().mT
-    completed = jacobi.complete_by_kernel(v.clone(), sigma, kernels, 64)
+    monkeypatch.setattr(jacobi, "_threads", lambda n: 64)
+    cuda_on_cpu.emulate(monkeypatch, jacobi.SEPARATE)
+    completed = jacobi.complete_by_kernel(v.clone(), sigma)
     assert torch.equal(completed[:, : n - missing], v[:, : n - missing])
     eye = torch.eye(n, dtype=torch.float64).expand(2, n, n)
     torch.testing.assert_close(completed @ completed.mT, eye, rtol=0, atol=1e-13)

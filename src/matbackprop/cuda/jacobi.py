@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import CONSTANTS, MAX_WARPS, Module, Source
+from matbackprop.cuda.compiler import CONSTANTS, MAX_WARPS, Source
 
 MAX_ORDER = 64  # one warp computes the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matrix
@@ -81,28 +81,26 @@ def solve(a: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def separate_by_kernel(
-    q: Tensor, y: Tensor, eps: Tensor, limit: float, kernels: Module | None = None, threads: int = 0
-) -> tuple[Tensor, Tensor]:
+def separate_by_kernel(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     """Rotate rows until no overlap is above ``limit``; NaN if that fails."""
     n, k = y.shape[-2:]
-    threads = threads or _threads(n)
+    threads = _threads(n)
     rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
     overlap = rows @ rows.mT
     shift = eps.expand(y.shape[:-2]).contiguous()
-    kernels = kernels or SEPARATE.on(y.get_device(), REAL_IS_DOUBLE=1)
+    kernels = SEPARATE.on(y.get_device(), REAL_IS_DOUBLE=1)
     addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
     sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
     kernels.launch("separate_rows", (len(rows),), threads, 24 * threads + 8 * n, (*addresses, limit, *sizes))
     return vectors.mT.reshape(q.shape), rows.reshape(y.shape)
 
 
-def complete_by_kernel(v: Tensor, sigma: Tensor, kernels: Module | None = None, threads: int = 0) -> Tensor:
+def complete_by_kernel(v: Tensor, sigma: Tensor) -> Tensor:
     """Replace the rows of V whose σ is zero by rows orthonormal to all others."""
     n, k = v.shape[-2:]
-    threads = threads or _threads(n)
+    threads = _threads(n)
     rows = _dense(v.reshape(-1, n, k))
-    kernels = kernels or SEPARATE.on(v.get_device(), REAL_IS_DOUBLE=1)
+    kernels = SEPARATE.on(v.get_device(), REAL_IS_DOUBLE=1)
     arguments = (rows.data_ptr(), sigma.contiguous().data_ptr(), n, k, *rows.stride()[1:])
     kernels.launch("complete_rows", (len(rows),), threads, 8 * (n + threads), arguments)
     return rows.reshape(v.shape)

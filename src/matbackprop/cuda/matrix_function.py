@@ -70,38 +70,32 @@ def _kernels(a: Tensor, function: str) -> Module:
     return SOURCE.on(a.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
 
 
-def forward(
-    a: Tensor, function: str, rounding: float, kernels: Module | None = None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward(a: Tensor, function: str, rounding: float) -> tuple[Tensor, tuple[Tensor, ...]]:
     """g(A) in the dtype of A, and factors for :func:`gradient`: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
 
     Args:
         a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part is used.
         function: the name of g.
         rounding: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cuh``.
-        kernels: compiled kernels to run instead of those of the device of A.
     """
     n = a.shape[-1]
     count, sizes = a.numel() // (n * n), jacobi.Sizes(n)
-    kernels = kernels or _kernels(a, function)
     out = torch.empty_like(a)
     values = torch.empty((count, n), dtype=torch.float64, device=a.device)
     vectors = torch.empty((count, n, n), dtype=torch.float64, device=a.device)
     addresses = (t.data_ptr() for t in (a, out, values, vectors))
     shared = sizes.shared_bytes(_REAL_BYTES)
-    kernels.launch("function_forward", (count,), sizes.threads, shared, (*addresses, rounding, n))
+    arguments = (*addresses, rounding, n)
+    _kernels(a, function).launch("function_forward", (count,), sizes.threads, shared, arguments)
     return out, (values, vectors)
 
 
-def gradient(
-    g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
-) -> Tensor:
+def gradient(g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str) -> Tensor:
     """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part is used."""
     count, n = values.shape
-    kernels = kernels or _kernels(a, function)
     out = torch.empty_like(a)
-    addresses = (t.data_ptr() for t in (g, values, vectors, out))
-    kernels.launch("function_backward", (count,), PRODUCT_THREADS, _backward_bytes(n), (*addresses, n))
+    arguments = (*(t.data_ptr() for t in (g, values, vectors, out)), n)
+    _kernels(a, function).launch("function_backward", (count,), PRODUCT_THREADS, _backward_bytes(n), arguments)
     return out
 
 
@@ -130,11 +124,9 @@ def _mirrored(product: Tensor, like: Tensor, kernels: Module) -> Tensor:
     return out
 
 
-def forward_in_parts(
-    a: Tensor, function: str, rounding: float, solve: Solver, kernels: Module | None = None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def forward_in_parts(a: Tensor, function: str, rounding: float, solve: Solver) -> tuple[Tensor, tuple[Tensor, ...]]:
     """:func:`forward` for any order, by an eigensolver: ascending eigenvalues, and eigenvectors in columns."""
-    kernels = kernels or _kernels_of_parts(a, function)
+    kernels = _kernels_of_parts(a, function)
     doubled, vectors = solve(_doubled(a, kernels))
     doubled, (count, n) = doubled.contiguous(), doubled.shape
     values, scaled = torch.empty_like(doubled), torch.empty_like(vectors)
@@ -144,12 +136,10 @@ def forward_in_parts(
     return _mirrored(torch.bmm(scaled, vectors.mT), a, kernels), (values, vectors)
 
 
-def gradient_in_parts(
-    g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str, kernels: Module | None = None
-) -> Tensor:
+def gradient_in_parts(g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str) -> Tensor:
     """:func:`gradient` for any order."""
     count, n = values.shape
-    kernels = kernels or _kernels_of_parts(a, function)
+    kernels = _kernels_of_parts(a, function)
     w = torch.bmm(torch.bmm(vectors.mT, _doubled(g, kernels)), vectors)
     blocks = -(-count * n // (_THREADS // 32))
     kernels.launch("function_table", (blocks,), _THREADS, 0, (w.data_ptr(), values.data_ptr(), count * n, n))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import Module, Source
+from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.fallback import call_kernels, kernels_may_take
 from matbackprop.refinement import NOISE, ORTHOGONAL
 
@@ -25,10 +25,10 @@ def takes(a: Tensor) -> bool:
     return a.dtype == torch.float64 and m >= n and m * n <= _MAX_ENTRIES and kernels_may_take(a)
 
 
-def _launch(name: str, a: Tensor, kernels: Module | None, *arguments: Tensor | float) -> None:
+def _launch(name: str, a: Tensor, *arguments: Tensor | float) -> None:
     m, n = a.shape[-2:]
     count = a.numel() // (m * n)
-    kernels = kernels or SOURCE.on(a.get_device(), K=n, L=m)
+    kernels = SOURCE.on(a.get_device(), K=n, L=m)
     given = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
     kernels.launch(name, (-(-count // _THREADS),), _THREADS, 0, (*given, count))
 
@@ -39,18 +39,17 @@ class Polar(NamedTuple):
     rotation: bool  # whether det Q = 1, with the last eigenvalue of P negative if det A is
     tolerance: float  # fraction of the largest singular value up to which a sum that divides counts as zero
     fallback: Callable[[Tensor], Pair]
-    kernels: Module | None = None
 
     def forward(self, a: Tensor) -> tuple[Pair, tuple[Tensor]]:
         m, n = a.shape[-2:]
         q, p = torch.empty_like(a), a.new_empty(*a.shape[:-2], n, n)
         factors = a.new_empty(n * (m + n + 1), a.numel() // (m * n))
-        _launch("polar_tiny", a, self.kernels, a, q, p, factors, self.tolerance, int(self.rotation))
+        _launch("polar_tiny", a, a, q, p, factors, self.tolerance, int(self.rotation))
         return (q, p), (factors,)
 
     def gradient(self, g_q: Tensor, g_p: Tensor, a: Tensor, factors: Tensor) -> Tensor:
         out = torch.empty_like(a)
-        _launch("polar_tiny_adjoint", a, self.kernels, factors, g_q, g_p, out)
+        _launch("polar_tiny_adjoint", a, factors, g_q, g_p, out)
         return out
 
     def general(self, a: Tensor) -> Pair:

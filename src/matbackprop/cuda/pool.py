@@ -100,17 +100,14 @@ def _tiles(length: int) -> int:
     return -(-length // TILE)
 
 
-def forward(
-    f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype, kernels: Module | None = None
-) -> tuple[Tensor, Factors]:
+def forward(f: Tensor, eps: float | Tensor, function: str, dtype: torch.dtype) -> tuple[Tensor, Factors]:
     """C ``(*batch, d, d)`` in a dtype, float32 or float64, and the factors that :func:`gradient` needs.
 
-    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix. ``kernels``
-    replace those of the device of F.
+    F is contiguous float32 or float64; ε a number, or float64 and contiguous, one value per matrix.
     """
     *batch, m, d = f.shape
     count, n, length = f.numel() // (m * d), min(m, d), max(m, d)
-    kernels = kernels or _kernels(f, dtype, function)
+    kernels = _kernels(f, dtype, function)
     c = torch.empty((*batch, d, d), dtype=dtype, device=f.device)
     shapes = ((count, n), (count, n), (count, n, n), (count, n, length))
     factors = Factors(*(torch.empty(shape, dtype=torch.float64, device=f.device) for shape in shapes))
@@ -123,13 +120,11 @@ def forward(
     return c, factors
 
 
-def gradient(
-    g: Tensor, f: Tensor, eps: float | Tensor, factors: Factors, function: str, kernels: Module | None = None
-) -> Tensor:
+def gradient(g: Tensor, f: Tensor, eps: float | Tensor, factors: Factors, function: str) -> Tensor:
     """dL/dF ``(*batch, m, d)`` in the dtype of F for the gradient G of C, whose symmetric part is used."""
     m, d = f.shape[-2:]
     count, n, length = factors.y.shape
-    kernels = kernels or _kernels(f, g.dtype, function)
+    kernels = _kernels(f, g.dtype, function)
     out, t = torch.empty_like(f), factors.y.new_empty(count, n, d)
     mixing = factors.y.new_empty(count, n, 2 * n if m < d else n)  # coefficients of Y, and of T if m < d
     s, weights, vectors, y = (x.data_ptr() for x in factors)

@@ -41,7 +41,7 @@ def _sides(m: int, n: int) -> tuple[int, int, int]:
     return min(m, n), max(m, n), int(m > n)
 
 
-def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Factors, Factors]:
+def factor(x: Tensor, limit: float) -> tuple[Factors, Factors]:
     """U ``(*batch, m, k)``, σ ``(*batch, k)`` descending and Vᵀ ``(*batch, k, n)``; NaN if it did not converge.
 
     In float64, and in the dtype of X, which are the same tensors for float64. ``limit`` is the largest |vᵢ·vⱼ| of the
@@ -60,7 +60,7 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Fact
         rounded = (x.new_empty(shapes[0]), x.new_empty(shapes[1]), x.new_empty(shapes[2]))
         results += [t.data_ptr() for t in (rounded[::-1] if tall else rounded)]
     if m * n <= _MAX_TINY:
-        kernels = kernels or TINY.on(x.get_device(), K=k, L=long, IN=TYPES[x.dtype])
+        kernels = TINY.on(x.get_device(), K=k, L=long, IN=TYPES[x.dtype])
         blocks = (-(-count // _TINY_THREADS),)
         kernels.launch("svd_tiny", blocks, _TINY_THREADS, 0, (x.data_ptr(), *results, count, tall))
         return factors, rounded
@@ -68,7 +68,7 @@ def factor(x: Tensor, limit: float, kernels: Module | None = None) -> tuple[Fact
     rotated = scratch.data_ptr() + 8 * count * k * long
     sizes = jacobi.Sizes(k)
     shared = sizes.shared_bytes(8, tile=tile(k))
-    kernels = kernels or _on(x, x.dtype)
+    kernels = _on(x, x.dtype)
     addresses = (x.data_ptr(), scratch.data_ptr(), rotated, *results)
     kernels.launch("svd_factor", (count,), sizes.threads, shared, (*addresses, limit, k, long, tall))
     return factors, rounded
@@ -81,7 +81,6 @@ def adjoint(
     broadening: float,
     gauge: float,
     flag: Tensor | None,
-    kernels: Module | None = None,
 ) -> Tensor:
     """dL/dX for the gradients of U, σ and Vᵀ, some of which may be absent, in the dtype of the gradients.
 
@@ -92,7 +91,6 @@ def adjoint(
         gauge: fraction of the gradients by which a loss may depend on the choice of tied vectors; if negative, it must
             not depend on tied vectors.
         flag: a boolean tensor that is set to true if the loss depends on that choice.
-        kernels: compiled kernels to run instead of those of the device of the factors.
     """
     u, s, vh = (t.contiguous() for t in factors)
     g_u, g_s, g_vh = (None if g is None else g.contiguous() for g in gradients)
@@ -104,7 +102,7 @@ def adjoint(
     addresses = tuple(0 if t is None else t.data_ptr() for t in (q, s, v, g_q, g_s, g_v, out, flag))
     threads = _ADJOINT_THREADS if k > 8 or k * long > 512 else 64
     shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + 4 * threads) + 4 * k
-    kernels = kernels or _on(u, dtype)
+    kernels = _on(u, dtype)
     arguments = (*addresses, tolerance, broadening, gauge, k, long, tall)
     kernels.launch("svd_adjoint", (s.numel() // k,), threads, shared, arguments)
     return out

@@ -115,11 +115,10 @@ class Tridiagonal(NamedTuple):
     reflectors: Tensor
 
 
-def reduce(a: Tensor, kernels: Module, cluster: int = 1, threads: int = 0) -> Tridiagonal:
+def reduce(a: Tensor, kernels: Module, cluster: int = 1) -> Tridiagonal:
     """Reduce contiguous (batch, n, n) float64 matrices, given by their lower triangles, to tridiagonal form."""
     batch, n, _ = a.shape
     plan = Plan(n)
-    threads = threads or plan.threads
     work, bands = a.new_empty(batch, n, plan.ld), a.new_empty(batch, 2, n)
     out = Tridiagonal(
         leaves=a.new_empty(batch, plan.parts, plan.leaf, plan.leaf),
@@ -127,13 +126,13 @@ def reduce(a: Tensor, kernels: Module, cluster: int = 1, threads: int = 0) -> Tr
         scale=a.new_empty(batch),
         reflectors=a.new_zeros(batch, plan.blocks, n, _BLOCK),
     )
-    needed = plan.shared_bytes(threads, cluster)
+    needed = plan.shared_bytes(plan.threads, cluster)
     resident = plan.resident(kernels.shared_limit - needed, cluster)
     tensors = (a, work, bands, out.reflectors, out.leaves, out.couplings, out.scale)
     sizes = (n, plan.ld, plan.width, resident, plan.blocks, plan.leaf, plan.parts)
     arguments = (*(x.data_ptr() for x in tensors), *sizes)
     shared = needed + 8 * resident * -(-resident // cluster)
-    kernels.launch("tridiagonalize", (batch * cluster,), threads, shared, arguments)
+    kernels.launch("tridiagonalize", (batch * cluster,), plan.threads, shared, arguments)
     return out
 
 
