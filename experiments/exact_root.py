@@ -23,12 +23,12 @@ from experiments import runs
 from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
 from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
-from matbackprop.vision.data.cache import dataset_folder
 from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
 from matbackprop.vision.data.coco_regions import crop_region, hold_out_images, pad_crops, place_regions
 from matbackprop.vision.models.backbones.published import build_backbone, load_backbone_weights
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
+from matbackprop.vision.training.config import RegionDataConfig
 
 SIDE, MARGIN, EPS = 224, 0.2, 1e-3
 TAPS = {"efficientnet-lite2": "stage7", "tiny-vit": "layer3"}
@@ -185,7 +185,7 @@ class ExactRoot:
     def run(self, key: str, part: str, number: int, rate: float) -> Run:
         """Train and score once, unless the run is finished."""
         config, (backbone, root) = self.config, self.rows[key]
-        folder = dataset_folder("coco", config.root, 0, None)
+        folder = RegionDataConfig(root=config.root).folder()
 
         def work() -> dict[str, Any]:
             train = compute_maps(backbone, folder, "train", config.train_regions)

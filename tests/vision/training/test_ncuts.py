@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from matbackprop import normalized_cut_j2, normalized_cut_soft
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.training.config import (
@@ -49,14 +49,6 @@ def tiny(preset="smoke", **train):
     config.engine = dataclasses.replace(config.engine, precision="32", accelerator="cpu", tensorboard=False)
     config.train = dataclasses.replace(config.train, **train)
     return config
-
-
-def test_an_image_without_ground_truth_can_be_segmented_but_not_trained_on():
-    images = [prepare_image(sample(annotators=0), 16)]
-    with pytest.raises(DataError, match="Image 'a'"):
-        PreparedSource(images, None, 0)
-    labels = NCutsModule(tiny()).model.cluster(torch.from_numpy(images[0].image)[None], (2, 3)).labels
-    assert labels.shape == (1, 2, 48, 64)
 
 
 def test_batches_contain_images_of_one_shape():

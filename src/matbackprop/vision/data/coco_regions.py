@@ -295,8 +295,6 @@ class RegionSource:
     def __init__(
         self, regions: Regions, positions: np.ndarray, *, seed: int = 0, jitter: int = 0, flip: bool = False
     ) -> None:
-        if len(positions) == 0:
-            raise DataError("No region is left. Check the split.")
         self.regions, self.positions = regions, np.asarray(positions)
         # Threads read batches of one epoch, and then of the next.
         self._placements = functools.lru_cache(2)(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,21 +62,14 @@ class _Geometry:
         return maps
 
 
-class _PaperHead(nn.Module):
-    """Conv-ReLU, dropout, Conv-ReLU: many filters for capacity, few outputs to bound the rank of W."""
-
-    def __init__(self, width: int, hidden: int, channels: int, dropout: float) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(width, hidden, 3, padding=1)
-        self.drop = nn.Dropout(dropout)
-        self.second = nn.Conv2d(hidden, channels, 1)
-        for layer in (self.first, self.second):
-            nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-            assert layer.bias is not None
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.drop(torch.relu(self.first(x))))
+def _paper_head(width: int, hidden: int, channels: int, dropout: float) -> nn.Sequential:
+    """Conv-ReLU, dropout, convolution: many filters for capacity, few outputs to bound the rank of W."""
+    first, second = nn.Conv2d(width, hidden, 3, padding=1), nn.Conv2d(hidden, channels, 1)
+    for layer in (first, second):
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        assert layer.bias is not None
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(OrderedDict(first=first, relu=nn.ReLU(), drop=nn.Dropout(dropout), second=second))
 
 
 class DeepNCuts(PretrainedMixin, nn.Module):
@@ -116,7 +110,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
         if full["head"] == "paper":
             self.channels = full["channels"]
             widths = (info.channels, full["hidden"], self.channels)
-            self.head = _PaperHead(*widths, self.config.dropout)
+            self.head = _paper_head(*widths, self.config.dropout)
         self.factor = nn.Parameter(torch.eye(self.channels)) if self.config.affinity == "lambda" else None
         self._learning = [p for p in self.backbone.parameters() if p.requires_grad]
         self.freeze_backbone(False)

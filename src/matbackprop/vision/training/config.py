@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from matbackprop.errors import ConfigurationError
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import (
     Background,
     Count,
@@ -36,6 +37,8 @@ from matbackprop.vision.configuration import (
     suggest,
     to_json,
 )
+from matbackprop.vision.data.cache import default_cache_folder
+from matbackprop.vision.files import atomic_folder
 from matbackprop.vision.models.config import ContourModelConfig, NCutsModelConfig, RegionModelConfig
 
 Scale = Annotated[float, Field(gt=0, le=16)]
@@ -162,10 +165,27 @@ class DatasetConfig:
             self.generate = 0
 
     def folder(self) -> Path:
-        """Return the folder to read. Generated images are written first."""
-        from matbackprop.vision.data.cache import dataset_folder
+        """Return the folder to read. Generated images, and fewer for validation, are written to the cache first."""
+        if self.generate:
+            from matbackprop.vision.data.shapes import write_shapes_bsds, write_shapes_coco
 
-        return dataset_folder(self.layout, self.root, self.generate, self.cache)
+            folder = (self.cache or default_cache_folder()) / f"shapes-{self.layout.lower()}-{self.generate}"
+            if not folder.exists():
+                with atomic_folder(folder) as scratch:
+                    if self.layout == "coco":
+                        write_shapes_coco(scratch, train=self.generate, val=max(self.generate // 4, 1))
+                    else:
+                        write_shapes_bsds(scratch, train=self.generate, val=max(self.generate // 2, 1))
+            return folder
+        if self.root is not None:
+            return self.root
+        if "MATBACKPROP_DATA" not in os.environ:
+            raise DataError(
+                f"No data set was given. Pass --data.root FOLDER (in the layout of {self.layout}), set "
+                f"MATBACKPROP_DATA to the folder that contains {self.layout}/, or generate images with "
+                "--data.generate 64."
+            )
+        return Path(os.environ["MATBACKPROP_DATA"]) / self.layout
 
 
 @configuration

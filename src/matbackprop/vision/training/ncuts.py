@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError, DataError
+from matbackprop.errors import ConfigurationError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
 from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 from matbackprop.solvers import batched_eigh
@@ -63,11 +63,7 @@ class PreparedSource:
 
     def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
         self.images, self.config, self.seed = images, config, seed
-        self.num_labels = 1
-        for image in images:
-            if len(image.grid) == 0:
-                raise DataError(f"Image {image.id!r} has no ground truth. Remove it from training and validation.")
-            self.num_labels = max(self.num_labels, int(image.grid.max()) + 1)
+        self.num_labels = 1 + max((int(image.grid.max()) for image in images), default=0)
 
     def __len__(self) -> int:
         return len(self.images)
