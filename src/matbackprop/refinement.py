@@ -31,7 +31,7 @@ SMALL_ANGLE = 1e-4
 SEPARATED = 1e-14
 """Overlap of two rows that ``separate.cu`` does not rotate further."""
 ORTHOGONAL = 1e-15
-"""The same in ``svd_tiny.cu``."""
+"""The same in ``tiny.cu``."""
 NOISE = torch.finfo(torch.float64).eps
 """Noise floor in float64: a singular value up to NOISE · max(m, n) · σ_max is rounding error."""
 

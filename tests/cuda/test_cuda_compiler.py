@@ -14,7 +14,6 @@ from matbackprop.cuda import (
     cusolver,
     jacobi,
     matrix_function,
-    polar,
     pool,
     svd,
     tridiagonal,
@@ -23,18 +22,16 @@ from matbackprop.cuda.compiler import FUNCTIONS
 from matbackprop.solvers import route
 
 FOLDER = Path(compiler.__file__).parent
-DOUBLE = {"REAL_IS_DOUBLE": 1}
 SOURCES = {
     "jacobi": (jacobi.SOURCE, {"REAL_IS_DOUBLE": 0}),
-    "separate": (jacobi.SEPARATE, DOUBLE),
-    "pool, thin": (pool.SOURCES[True], DOUBLE | {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
-    "pool, primal": (pool.SOURCES[False], DOUBLE | {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
+    "separate": (jacobi.SEPARATE, {}),
+    "pool, thin": (pool.SOURCES[True], {"FUNCTION": 0, "IN": "float", "OUT": "float"}),
+    "pool, primal": (pool.SOURCES[False], {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
     "pool, weights": (pool.PREPARE, {"IN": "float", "WEIGHT": "bool"}),
-    "matrix function": (matrix_function.SOURCE, DOUBLE | {"FUNCTION": 4, "IN": "float"}),
+    "matrix function": (matrix_function.SOURCE, {"FUNCTION": 4, "IN": "float"}),
     "matrix function in parts": (matrix_function.PARTS, {"FUNCTION": 4, "IN": "double"}),
-    "polar": (polar.SOURCE, {"K": 3, "L": 4}),
-    "svd": (svd.SOURCE, DOUBLE | {"IN": "float"}),
-    "svd, tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "double"}),
+    "svd": (svd.SOURCE, {"IN": "float"}),
+    "tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "float"}),
     "tridiagonal": (tridiagonal.SOURCE, {"CLUSTER": 2, "REDUCE_THREADS": 512}),
 }
 
@@ -60,7 +57,7 @@ def test_sources_compile_for_the_device(nvrtc, name):
 @pytest.mark.parametrize("number", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_every_matrix_function_compiles(nvrtc, number):
     source = matrix_function.SOURCE
-    choices = {"REAL_IS_DOUBLE": 1, "IN": "float", "FUNCTION": number}
+    choices = {"IN": "float", "FUNCTION": number}
     assert compiler.compile_cubin(source.text(), "sm_90", source.constants | choices)
 
 

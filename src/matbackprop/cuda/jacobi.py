@@ -14,7 +14,7 @@ _MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matri
 _ENTRIES_PER_WARP = 400  # of the eigenvectors, if the kernel does nothing else: then more matrices run at once
 _WARP = 32
 SOURCE = Source("jacobi.cu", CONSTANTS)
-SEPARATE = Source("separate.cu", CONSTANTS)
+SEPARATE = Source("separate.cu", CONSTANTS, REAL_IS_DOUBLE=1)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def separate_by_kernel(q: Tensor, y: Tensor, eps: Tensor, limit: float) -> tuple
     rows, vectors = _dense(y.reshape(-1, n, k)), _dense(q.reshape(-1, n, n).mT)
     overlap = rows @ rows.mT
     shift = eps.expand(y.shape[:-2]).contiguous()
-    kernels = SEPARATE.on(y.get_device(), REAL_IS_DOUBLE=1)
+    kernels = SEPARATE.on(y.get_device())
     addresses = (rows.data_ptr(), vectors.data_ptr(), overlap.data_ptr(), shift.data_ptr())
     sizes = (n, k, *rows.stride()[1:], *vectors.stride()[1:])
     kernels.launch("separate_rows", (len(rows),), threads, 24 * threads + 8 * n, (*addresses, limit, *sizes))
@@ -100,7 +100,7 @@ def complete_by_kernel(v: Tensor, sigma: Tensor) -> Tensor:
     n, k = v.shape[-2:]
     threads = _threads(n)
     rows = _dense(v.reshape(-1, n, k))
-    kernels = SEPARATE.on(v.get_device(), REAL_IS_DOUBLE=1)
+    kernels = SEPARATE.on(v.get_device())
     arguments = (rows.data_ptr(), sigma.contiguous().data_ptr(), n, k, *rows.stride()[1:])
     kernels.launch("complete_rows", (len(rows),), threads, 8 * (n + threads), arguments)
     return rows.reshape(v.shape)

@@ -34,7 +34,7 @@ from matbackprop.divided_differences import SpectralFunction
 _REAL_BYTES = 8
 _MAX_ORDER = 1024  # above, products dominate the time
 _GROUP, _EDGE, _THREADS = 8, 32, 256  # of the kernels in parts: columns of U or edge of the square of a block; threads
-SOURCE = Source("matrix_function.cu", CONSTANTS, THIN=0)
+SOURCE = Source("matrix_function.cu", CONSTANTS, REAL_IS_DOUBLE=1, THIN=0)
 PARTS = Source(
     "matrix_function_parts.cu", FUNCTION_NUMBERS, THIN=0, REAL="double", GROUP=_GROUP, EDGE=_EDGE, MAX_THREADS=_THREADS
 )
@@ -67,7 +67,7 @@ def on_chip(n: int, shared_limit: int) -> bool:
 
 
 def _kernels(a: Tensor, function: str) -> Module:
-    return SOURCE.on(a.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
+    return SOURCE.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
 
 
 def forward(a: Tensor, function: str, rounding: float) -> tuple[Tensor, tuple[Tensor, ...]]:

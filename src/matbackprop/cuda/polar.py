@@ -1,4 +1,4 @@
-"""Polar decompositions of matrices of at most 16 entries: one kernel forward and one backward (``polar_tiny.cu``)."""
+"""Polar decompositions of matrices of at most 16 entries: one kernel forward and one backward (``tiny.cu``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import Source
 from matbackprop.cuda.fallback import call_kernels, kernels_may_take
-from matbackprop.refinement import NOISE, ORTHOGONAL
-
-_MAX_ENTRIES = 16  # of a matrix that a single thread holds
-_THREADS = 128
-SOURCE = Source("polar_tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
+from matbackprop.cuda.svd import MAX_TINY, TINY, TINY_THREADS
 
 Pair = tuple[Tensor, Tensor]
 
@@ -22,15 +17,15 @@ Pair = tuple[Tensor, Tensor]
 def takes(a: Tensor) -> bool:
     """Return whether the kernels decompose matrices ``(*batch, m, n)``: float64, m ≥ n, at most 16 entries."""
     m, n = a.shape[-2:]
-    return a.dtype == torch.float64 and m >= n and m * n <= _MAX_ENTRIES and kernels_may_take(a)
+    return a.dtype == torch.float64 and m >= n and m * n <= MAX_TINY and kernels_may_take(a)
 
 
 def _launch(name: str, a: Tensor, *arguments: Tensor | float) -> None:
     m, n = a.shape[-2:]
     count = a.numel() // (m * n)
-    kernels = SOURCE.on(a.get_device(), K=n, L=m)
+    kernels = TINY.on(a.get_device(), K=n, L=m, IN="double")
     given = (x.data_ptr() if isinstance(x, Tensor) else x for x in arguments)
-    kernels.launch(name, (-(-count // _THREADS),), _THREADS, 0, (*given, count))
+    kernels.launch(name, (-(-count // TINY_THREADS),), TINY_THREADS, 0, (*given, count))
 
 
 class Polar(NamedTuple):

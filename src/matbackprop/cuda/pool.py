@@ -35,7 +35,7 @@ from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # limit for one block per matrix if m ≥ d
-SOURCES = {thin: Source("pool.cu", CONSTANTS, THIN=int(thin)) for thin in (True, False)}
+SOURCES = {thin: Source("pool.cu", CONSTANTS, REAL_IS_DOUBLE=1, THIN=int(thin)) for thin in (True, False)}
 """The kernels, for m < d and for m ≥ d."""
 
 _STRIP = 16  # columns per block of the prologue, so that rows of R fill cache lines
@@ -93,7 +93,7 @@ def _kernels(f: Tensor, dtype: torch.dtype, function: str) -> Module:
     """Return the definitions for features F and outputs C of a dtype."""
     types = {"IN": TYPES[f.dtype], "OUT": TYPES[dtype]}
     m, d = f.shape[-2:]
-    return SOURCES[m < d].on(f.get_device(), REAL_IS_DOUBLE=1, FUNCTION=POOL_FUNCTIONS[function], **types)
+    return SOURCES[m < d].on(f.get_device(), FUNCTION=POOL_FUNCTIONS[function], **types)
 
 
 def _tiles(length: int) -> int:

@@ -2,7 +2,7 @@
 
 The computation is in float64. The kernels read float32 matrices and gradients directly and also write rounded factors,
 because a conversion costs as much as the kernel. Matrices of up to 16 entries are decomposed by one thread each
-(``svd_tiny.cu``), others by one block each (``svd.cu``).
+(``tiny.cu``), others by one block each (``svd.cu``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from matbackprop.refinement import NOISE, ORTHOGONAL
 
 _ADJOINT_THREADS = 256
 _MAX_ENTRIES = jacobi.MAX_ORDER**2 // _ADJOINT_THREADS  # of a k×k matrix that a thread holds
-SOURCE = Source("svd.cu", CONSTANTS, MAX_ENTRIES=_MAX_ENTRIES)
+SOURCE = Source("svd.cu", CONSTANTS, REAL_IS_DOUBLE=1, MAX_ENTRIES=_MAX_ENTRIES)
 
-_MAX_TINY = 16  # entries of a matrix that a single thread holds
-_TINY_THREADS = 128
-TINY = Source("svd_tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
-
+MAX_TINY = 16  # entries of a matrix that a single thread holds
+TINY_THREADS = 128
+TINY = Source("tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
@@ -33,7 +32,7 @@ def takes(x: Tensor, dtype: torch.dtype = torch.float64) -> bool:
 
 
 def _on(x: Tensor, dtype: torch.dtype) -> Module:
-    return SOURCE.on(x.get_device(), REAL_IS_DOUBLE=1, IN=TYPES[dtype])
+    return SOURCE.on(x.get_device(), IN=TYPES[dtype])
 
 
 def _sides(m: int, n: int) -> tuple[int, int, int]:
@@ -59,10 +58,10 @@ def factor(x: Tensor, limit: float) -> tuple[Factors, Factors]:
     else:
         rounded = (x.new_empty(shapes[0]), x.new_empty(shapes[1]), x.new_empty(shapes[2]))
         results += [t.data_ptr() for t in (rounded[::-1] if tall else rounded)]
-    if m * n <= _MAX_TINY:
+    if m * n <= MAX_TINY:
         kernels = TINY.on(x.get_device(), K=k, L=long, IN=TYPES[x.dtype])
-        blocks = (-(-count // _TINY_THREADS),)
-        kernels.launch("svd_tiny", blocks, _TINY_THREADS, 0, (x.data_ptr(), *results, count, tall))
+        blocks = (-(-count // TINY_THREADS),)
+        kernels.launch("svd_tiny", blocks, TINY_THREADS, 0, (x.data_ptr(), *results, count, tall))
         return factors, rounded
     scratch = u.new_empty(count * k * (long + k))
     rotated = scratch.data_ptr() + 8 * count * k * long

@@ -10,7 +10,6 @@
 // corrected by the next row of A, which is fetched anyway. H = I - v v^T, |v|^2 = 2.
 
 #include "conquer.cuh"
-#include "reduce.cuh"
 
 #define NEGLIGIBLE 1e-290  // a squared norm below this, for entries of order one, loses digits to underflow
 
