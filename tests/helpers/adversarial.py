@@ -272,16 +272,16 @@ def _two(draw: Draw):
 
 def _two_definite(draw: Draw):
     """Two matrices; singular ones are raised on the diagonal."""
-    return tuple(_raised(a, draw.dtype) for a in _two(draw))
+    return tuple(_raised(a) for a in _two(draw))
 
 
-def _raised(a, dtype):
+def _raised(a):
     if not a.size or not np.isfinite(a).all():
         return a
     diagonal = np.abs(np.diag(a))
     units = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max() or 1))
     least = np.linalg.eigvalsh((a + a.conj().T) / 2 / units / units[:, None])[0]
-    near = 8 * definite_tolerance(dtype, torch.float64, len(a))
+    near = 8 * definite_tolerance(torch.float32, torch.float64, len(a))  # a matrix may be rounded to float32
     return a + np.diag(units**2) / 8 if abs(least) < near else a
 
 

@@ -482,6 +482,17 @@ def test_unchecked_undefined_input_is_nan(metric):
         assert grad.isnan().all((-2, -1)).tolist() == [True, True, True, False]
 
 
+def test_unresolved_gradients_of_bures_distances_are_rejected():
+    units = torch.tensor([1e-2, 1e-1, 1e8], dtype=torch.float64)
+    x = units.unsqueeze(-1) * torch.randn(2, 3, 9, generator=generator(2), dtype=torch.float64)
+    a, b = x @ x.mT
+    assert spd.distance(a, b, metric="bures_wasserstein").isfinite()
+    a.requires_grad_()
+    with pytest.raises(DomainError, match="units of the two matrices differ"):
+        spd.distance(a, b, metric="bures_wasserstein")
+    assert spd.distance(a, b, metric="bures_wasserstein", check=False).isnan()
+
+
 def test_a_velocity_out_of_the_bures_cone_is_nan_or_rejected():
     p, v = torch.eye(2).expand(2, 2, 2), torch.stack([-3 * torch.eye(2), 0.1 * torch.eye(2)]).requires_grad_()
     with pytest.raises(DomainError, match="leaves the positive definite matrices"):

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from matbackprop._torch import is_differentiated
 from matbackprop.checks import check_option, nan_where
 from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
@@ -176,7 +177,11 @@ class _BuresWasserstein:
             return value
         # The polar factor has the rounding error of the largest entry, and derivatives multiply it by the inverses.
         traces = [t.diagonal(dim1=-2, dim2=-1).real.sum(-1) for t in (a, b, self._root(a, b)[0])]
-        return torch.where(wide, with_derivatives_of(traces[0] + traces[1] - 2 * traces[2], value), value)
+        formula = traces[0] + traces[1] - 2 * traces[2]
+        out = torch.where(wide, with_derivatives_of(formula, value), value)
+        if is_differentiated(a) or is_differentiated(b):  # derivatives that are not resolved must be an error
+            out = nan_where(wide & formula.isnan(), out)
+        return out
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
