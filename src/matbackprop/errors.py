@@ -7,28 +7,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = [
-    "CheckpointError",
-    "ConfigurationError",
-    "DataError",
-    "DeviceError",
-    "DomainError",
-    "DtypeError",
-    "GaugeWarning",
-    "LabelError",
-    "MissingExtraError",
-    "NonFiniteError",
-    "NumericalError",
-    "NumericalWarning",
-    "OrderError",
-    "ShapeError",
-    "SolverError",
-    "SymmetryError",
-    "TieError",
-    "WeightsError",
-    "WorkerError",
-]
-
 
 class ShapeError(ValueError):
     """An argument has an invalid shape."""
@@ -130,3 +108,6 @@ def first_problems(problems: Sequence[Problem], count: int = 5) -> str:
     """Return the first problems and the number of others in one line."""
     more = f"; and {len(problems) - count} more" if len(problems) > count else ""
     return "; ".join(map(str, problems[:count])) + more
+
+
+__all__ = [name for name, value in globals().items() if isinstance(value, type) and issubclass(value, Exception)]

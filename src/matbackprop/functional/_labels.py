@@ -30,39 +30,23 @@ _PIECE = 1024
 
 
 class LabeledRows(NamedTuple):
-    """Features, row weights and labels in one layout, ready for the sums over rows.
+    """Features, row weights and labels, ready for sums over rows; with annotators the batch is ``(*batch, a)``."""
 
-    Attributes:
-        f: features ``(*batch, m, d)`` in the dtype to compute in; with annotators the batch is ``(*batch, a)``.
-        weight: ``(*batch, m)``, zero for ignored rows.
-        region: labels ``(*batch, m)`` in 0 … num_labels−1, arbitrary if the weight is zero.
-        num_labels: the number of columns of E.
-    """
-
-    f: Tensor
-    weight: Tensor
-    region: Tensor
-    num_labels: int
+    f: Tensor  # (*batch, m, d) in the dtype of the computation
+    weight: Tensor  # (*batch, m), zero for ignored rows
+    region: Tensor  # labels (*batch, m) in 0 … num_labels−1, arbitrary if the weight is zero
+    num_labels: int  # number of columns of E
 
 
 class LabeledImages(NamedTuple):
-    """Checked features, labels and weights, with images of different sizes padded.
+    """Checked features, labels and weights, with images of different sizes padded."""
 
-    Attributes:
-        f: features ``(*batch, m, d)`` in the dtype of the argument.
-        labels: ``(*batch, m)`` or ``(*batch, a, m)``; rows with a label outside 0 … num_labels−1 are ignored.
-        weight: broadcastable to the labels, or None.
-        num_labels: the number of columns of E.
-        dtype: of the computation.
-        checked: whether values have been checked.
-    """
-
-    f: Tensor
-    labels: Tensor
-    weight: Tensor | None
-    num_labels: int
-    dtype: torch.dtype
-    checked: bool = False
+    f: Tensor  # (*batch, m, d) in the dtype of the argument
+    labels: Tensor  # (*batch, m) or (*batch, a, m); rows with a label outside 0 … num_labels−1 are ignored
+    weight: Tensor | None  # broadcastable to the labels
+    num_labels: int  # number of columns of E
+    dtype: torch.dtype  # of the computation
+    checked: bool = False  # whether values have been checked
 
     @property
     def annotators(self) -> bool:

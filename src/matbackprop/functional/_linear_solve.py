@@ -197,17 +197,11 @@ def _dot(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _System(NamedTuple):
-    """Products with a positive definite A(θ), and when to stop.
+    """Products with a positive definite A(θ), and when to stop."""
 
-    Attributes:
-        matvec: maps x ``(*batch, n)`` and θ to A(θ)x.
-        tolerance: relative residual.
-        steps: largest number of iterations.
-    """
-
-    matvec: Callable[..., Tensor]
-    tolerance: float
-    steps: int
+    matvec: Callable[..., Tensor]  # maps x (*batch, n) and θ to A(θ)x
+    tolerance: float  # relative residual
+    steps: int  # largest number of iterations
 
     def solve(self, b: Tensor, params: Sequence[Tensor]) -> Tensor:
         """Solve for each vector of the batch separately by conjugate gradients; converged ones do not change."""

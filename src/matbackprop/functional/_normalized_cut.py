@@ -118,17 +118,11 @@ class Inverse(Operation):
 
 
 class Alignment(NamedTuple):
-    """Comparison of the span of features with the span of regions, ``(*batch,)`` each.
+    """Comparison of the span of features with the span of regions, ``(*batch,)`` each."""
 
-    Attributes:
-        trace: tr(Π_F Π_E).
-        rank: rank of the features.
-        regions: number of regions of positive mass.
-    """
-
-    trace: Tensor
-    rank: Tensor
-    regions: Tensor
+    trace: Tensor  # tr(Π_F Π_E)
+    rank: Tensor  # of the features
+    regions: Tensor  # number of regions of positive mass
 
     @property
     def distance(self) -> Tensor:

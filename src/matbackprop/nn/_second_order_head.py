@@ -208,17 +208,11 @@ def replace_pool(
 
 
 class _Trace(NamedTuple):
-    """One run of a model.
+    """One run of a model."""
 
-    Args:
-        outputs: outputs with locations, by layer in call order, of layers that are called once.
-        pooled: inputs without locations after the last of these outputs, by layer name and position.
-        cells: numbers of cells of all maps ``(b, c, h, w)``.
-    """
-
-    outputs: dict[str, Tensor]
-    pooled: dict[tuple[str, int], Tensor]
-    cells: list[int]
+    outputs: dict[str, Tensor]  # outputs with locations, by layer in call order, of layers that are called once
+    pooled: dict[tuple[str, int], Tensor]  # later inputs without locations, by layer name and position
+    cells: list[int]  # numbers of cells of all maps (b, c, h, w)
 
     @classmethod
     def of(cls, model: nn.Module, example: Tensor, shift: tuple[str, Tensor] | None = None) -> _Trace:

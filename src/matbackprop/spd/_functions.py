@@ -32,21 +32,13 @@ _WIDE = "The units of the two matrices differ by too many decades, or"
 
 
 class DefiniteMatrices(NamedTuple):
-    """Checked arguments.
+    """Checked arguments."""
 
-    Attributes:
-        matrices: exactly symmetric matrices of one shape in the compute dtype; the identity replaces invalid ones.
-        definite: whether all matrices of a batch element are positive definite.
-        mark: 1 for each batch element, or NaN if one of its matrices is invalid.
-        check_values: whether values are checked.
-        dtype: dtype of the results: that of the first matrix, complex if any is.
-    """
-
-    matrices: list[Tensor]
-    definite: Tensor
-    mark: Tensor
+    matrices: list[Tensor]  # exactly symmetric, of one shape, in the compute dtype; the identity replaces invalid ones
+    definite: Tensor  # whether all matrices of a batch element are positive definite
+    mark: Tensor  # 1 for each batch element, or NaN if one of its matrices is invalid
     check_values: bool
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the results: that of the first matrix, complex if any is
 
     def result(self, out: Tensor, name: str, fix: str) -> Tensor:
         """Set undefined results to NaN; raise if a result is not finite and values are checked."""
