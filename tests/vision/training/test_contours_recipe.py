@@ -17,7 +17,6 @@ from matbackprop.vision.training.config import CONTOURS_PRESETS, RECIPES, Contou
 from matbackprop.vision.training.contours import (
     ContourImage,
     ContoursData,
-    agreement,
     augment,
     contour_loss,
     read_images,
@@ -42,24 +41,12 @@ def test_targets_are_the_fraction_of_annotators(tmp_path):
     write_shapes_bsds(tmp_path, train=2, val=1)
     data = BSDS(tmp_path, "train")
     drawn = np.mean([boundary_map(m.numpy()) for m in data[0].segmentations], 0)
-    np.testing.assert_allclose(read_images(data, 0)[0].target.numpy() / 255, drawn, atol=0.003)
+    np.testing.assert_allclose(read_images(data)[0].target.numpy() / 255, drawn, atol=0.003)
 
 
-def test_near_borders_of_several_annotators_agree():
-    columns = [torch.arange(12)[None].expand(8, 12) >= place for place in (4, 6, 9)]
-    actual = agreement([one.long() for one in columns], 2)
-    expected = np.zeros((8, 12))
-    expected[:, [3, 5, 8]] = 2 / 3, 2 / 3, 1 / 3
-    np.testing.assert_allclose(actual, expected)
-    empty = torch.zeros(8, 12, dtype=torch.long)
-    np.testing.assert_allclose(agreement([columns[0].long(), empty], 2)[:, 3], 0.5)
-    assert not agreement([empty], 2).any()
-
-
-@pytest.mark.parametrize("rotation", [0, 45, 180])
 @pytest.mark.parametrize("seed", range(8))
-def test_crops_have_one_size_and_keep_lines_on_their_borders(seed, rotation):
-    config = ContourDataConfig(crop=64, scale=(0.75, 1.5), jitter=0.0, rotation=rotation)
+def test_crops_have_one_size_and_keep_lines_on_their_borders(seed):
+    config = ContourDataConfig(crop=64, scale=(0.75, 1.5), jitter=0.0)
     crop = augment(line_image(), config, generator_for(seed))
     assert crop["image"].shape == (3, 64, 64) and crop["target"].shape == (64, 64)
     gray = crop["image"][0]
@@ -89,13 +76,6 @@ def test_loss_ignores_contours_of_few_annotators():
     changed[0, 0, 1] = 50.0
     assert contour_loss(logits, drawn, annotated) == contour_loss(changed, drawn, annotated)
     assert contour_loss(-logits, drawn, annotated) > 10 * contour_loss(logits, drawn, annotated)
-
-
-def test_soft_loss_is_smallest_at_the_fraction_of_annotators():
-    fraction = torch.tensor([[[0.2, 0.5, 0.8, 0.0]]])
-    logits = fraction.clamp(min=1e-9).logit().requires_grad_()
-    contour_loss(logits, fraction, torch.tensor([False]), certain=0.01, soft=True).backward()
-    assert logits.grad.abs().max() < 1e-7
 
 
 def test_loss_is_smallest_at_predicted_strengths():

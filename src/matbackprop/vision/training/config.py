@@ -431,16 +431,12 @@ class ContourDataConfig(SegmentedDataConfig):
     )
     batch_size: Count = 8
     """Crops per training batch and device."""
-    crop: Annotated[int, Field(ge=32, le=4096)] = 256
+    crop: Annotated[int, Field(ge=32, le=4096)] = 320
     """Side of a crop in pixels."""
     scale: tuple[Scale, Scale] = (0.75, 1.5)
     """Range of the random scale of the image before cropping."""
-    rotation: Annotated[float, Field(ge=0, le=180)] = 0.0
-    """Maximum angle of the random rotation in degrees."""
     jitter: Fraction = 0.2
     """Standard deviation of the random gain of each color channel."""
-    agreement: NonNegative = 0.0
-    """Distance in pixels up to which borders of several annotators count as the same border."""
     predicted: tuple[Path, Path] | None = None
     (
         "Train also on photographs without annotations: their folder, and a folder with their contours, written by "
@@ -460,10 +456,6 @@ class ContourTrainConfig:
     """Learning rate of the backbone."""
     freeze: str | None = None
     """Freeze the backbone up to this map."""
-    certain: Fraction = 0.3
-    """Borders drawn by a smaller fraction of annotators are ignored."""
-    soft: bool = False
-    """Train on the fraction of annotators instead of 1."""
     decay: Rate = 1e-2
     """Weight decay."""
     side_weight: NonNegative = 0.4
@@ -484,7 +476,7 @@ class ContoursConfig:
     train: ContourTrainConfig = field(default_factory=ContourTrainConfig)
 
 
-_CONTOURS_ENGINE = EngineConfig(max_epochs=40, precision="bf16-mixed", log_every=5, gradient_clip=5.0)
+_CONTOURS_ENGINE = EngineConfig(max_epochs=64, precision="bf16-mixed", log_every=5, gradient_clip=5.0)
 
 
 def _contours_on(backbone: str, *taps: str, **model: float) -> ContoursConfig:
@@ -501,9 +493,9 @@ CONTOURS_PRESETS = {
     ),
     "fine-tune": ContoursConfig(
         engine=dataclasses.replace(_CONTOURS_ENGINE, max_epochs=20, precision="32"),
-        data=ContourDataConfig(batch_size=4),
+        data=ContourDataConfig(batch_size=4, crop=256),
     ),
-    "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE),
+    "tiny-vit": ContoursConfig(engine=_CONTOURS_ENGINE, train=ContourTrainConfig(freeze="layer0")),
     "efficientnet-lite2": _contours_on(
         "efficientnet-lite2", "stage1", "stage2", "stage3", "stage5", "stage7", zoom=1.0, width=32, stem=16
     ),

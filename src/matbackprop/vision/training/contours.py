@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.ndimage import distance_transform_edt
 from torch import Tensor
 from torch.nn import functional as nnf
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -35,6 +32,8 @@ from matbackprop.vision.training.system import Data, System, two_rates
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
 """Candidates for the default threshold."""
+CERTAIN = 0.3
+"""Minimum fraction of annotators who drew a border."""
 
 
 class ContourImage(NamedTuple):
@@ -51,26 +50,11 @@ class ContourImage(NamedTuple):
     predicted: bool = False
 
 
-def agreement(segmentations: Sequence[Tensor], distance: float) -> NDArray[np.float64]:
-    """Return the fraction of annotators who drew a border near each border pixel.
-
-    Args:
-        segmentations: label maps (h, w), one per annotator.
-        distance: maximum distance in pixels.
-
-    Returns:
-        (h, w), 0 at pixels where nobody drew a border.
-    """
-    drawn = np.array([boundary_map(labels.numpy()) for labels in segmentations])
-    near = [distance_transform_edt(~one) <= distance if one.any() else one for one in drawn]
-    return np.where(drawn.any(0), np.mean(near, 0), 0)
-
-
-def read_images(data: BSDS, distance: float) -> list[ContourImage]:
-    """Read all images of a split with the borders of their annotators; see :func:`agreement`."""
+def read_images(data: BSDS) -> list[ContourImage]:
+    """Read all images of a split with the borders of their annotators."""
     images = []
     for sample in track((data[i] for i in range(len(data))), "Reading images", len(data)):
-        drawn = agreement(sample.segmentations, distance)
+        drawn = np.mean([boundary_map(labels.numpy()) for labels in sample.segmentations], 0)
         images.append(ContourImage(sample.image, torch.from_numpy(np.round(255 * drawn).astype(np.uint8))))
     return images
 
@@ -101,22 +85,16 @@ def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
 
 
 def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random crop of an image, randomly mirrored, transposed, rotated, resized and with changed colors."""
-    draw = torch.rand(7, generator=generator).tolist()
+    """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors."""
+    draw = torch.rand(6, generator=generator).tolist()
     height, width = one.target.shape
     low, high = config.scale
     # Images smaller than a crop are enlarged.
     side = config.crop / max(low + (high - low) * draw[3], config.crop / min(height, width))
-    angle = math.radians(config.rotation) * (2 * draw[6] - 1)
-    cos, sin = math.cos(angle), math.sin(angle)
-    reach = side * (abs(cos) + abs(sin)) / 2
-    # A rotated crop that exceeds the image is centered; the image is reflected at its borders.
-    free = [max(n - 2 * reach, 0) for n in (width, height)]
-    center = [n / 2 + (r - 0.5) * f for n, r, f in zip((width, height), draw[4:6], free, strict=True)]
-    turn = torch.tensor([[cos, -sin], [sin, cos]]) * torch.tensor([1.0 if r < 0.5 else -1.0 for r in draw[:2]])
+    center = [n / 2 + (r - 0.5) * (n - side) for n, r in zip((width, height), draw[4:], strict=True)]
+    turn = torch.diag(torch.tensor([1.0 if r < 0.5 else -1.0 for r in draw[:2]]))
     if draw[2] < 0.3:
         turn = turn.flip(1)
-
     size = torch.tensor([[width], [height]])
     places = torch.cat([side * turn / size, 2 * torch.tensor(center)[:, None] / size - 1], 1)
 
@@ -158,7 +136,7 @@ class ContoursData(Data):
     def read(self, split: str, ids: Sequence[str]) -> list[ContourImage]:
         """Read images of a split, up to the limit."""
         data = BSDS(self.folder, split, ids=ids[: self.config.limit])
-        return read_images(data, self.config.agreement) if len(data) else []
+        return read_images(data) if len(data) else []
 
     def train_loader(self) -> EpochLoader:
 
@@ -194,27 +172,25 @@ def build_model(config: ContourModelConfig) -> ContourNet:
     return model
 
 
-def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor, certain: float = 0.3, soft: bool = False) -> Tensor:
+def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor) -> Tensor:
     """Compute the cross-entropy of contours.
 
     It is balanced between borders and interior for annotated images. Pixels marked by some annotators, but by less than
-    the fraction ``certain``, are ignored. Predicted contours are targets for every pixel, with equal weights.
+    30 % of them, are ignored. Predicted contours are targets for every pixel, with equal weights.
 
     Args:
         logits: (b, h, w).
         target: (b, h, w), fraction of the annotators who drew a border, or predicted strength.
         predicted: (b,), whether a target is a prediction.
-        certain: minimum fraction of annotators for a border.
-        soft: train on the fraction of annotators instead of 1.
 
     Returns:
         The weighted mean over all pixels, times 4.5.
     """
     predicted = predicted[:, None, None]
-    border, interior = (target >= certain) & ~predicted, (target == 0) & ~predicted
+    border, interior = (target >= CERTAIN) & ~predicted, (target == 0) & ~predicted
     inside = interior.sum() / (border.sum() + interior.sum()).clamp(min=1)
     weight = border * inside + interior * 1.1 * (1 - inside) + predicted / 9
-    label = torch.where(predicted | (border & soft), target, border.float())
+    label = torch.where(predicted, target, border.float())
     entropy = nnf.binary_cross_entropy_with_logits(logits.float(), label, reduction="none")
     return (entropy * weight).mean() * 4.5
 
@@ -234,7 +210,7 @@ class ContoursModule(System):
     def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Return the loss of the output, and the sum of the losses of the levels."""
         first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
-        targets = batch["target"], batch["predicted"], self.config.train.certain, self.config.train.soft
+        targets = batch["target"], batch["predicted"]
         sides = torch.stack([contour_loss(level, *targets) for level in levels])
         return contour_loss(first, *targets), sides.sum()
 
