@@ -73,8 +73,6 @@ class Config:
     """Average contours over these image scales. 0.75 1 1.4 is more accurate and slower."""
     mirror: bool = False
     """Also average contours over mirror images, which doubles the time of the network."""
-    seed: int = 0
-    """Seed of K-means; used with a model of 'train ncuts'."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device to use; auto selects CUDA if available."""
 
@@ -194,7 +192,7 @@ def _one_by_one(
 ) -> _Results:
     from matbackprop.vision.inference import segment_frames, segment_photograph
 
-    options: dict[str, Any] = {name: getattr(config, name) for name in ("side", "scales", "mirror", "seed")}
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("side", "scales", "mirror")}
     for path, stem in jobs:
         try:
             if config.frames is None:

@@ -38,7 +38,6 @@ def segment(
     side: int = WORKING_SIDE,
     scales: Sequence[float] = (1.0,),
     mirror: bool = False,
-    seed: int = 0,
     device: str = "auto",
 ) -> Any:
     """Segment one or several images.
@@ -56,7 +55,6 @@ def segment(
         scales: image scales over which contours are averaged. ``(0.75, 1, 1.4)`` is more accurate and about three times
             slower.
         mirror: also average over the mirror image, which takes twice the time of the network.
-        seed: seed of K-means.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Returns:
@@ -77,7 +75,7 @@ def segment(
     choose_device(device)  # validates the name, also without a network
     if isinstance(model, (str, Path)):
         model = load_segmenter(model, device)
-    options: dict[str, Any] = {"side": side, "scales": scales, "mirror": mirror, "seed": seed}
+    options: dict[str, Any] = {"side": side, "scales": scales, "mirror": mirror}
     if isinstance(x, (str, Path)):
         paths = find_pictures([x])
         if paths != [Path(x)]:
@@ -104,7 +102,7 @@ def segment_frames(
         path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
         model, ks, device: as in :func:`segment`.
         every: segment every n-th frame; 1 for all frames.
-        options: ``side``, ``scales``, ``mirror`` and ``seed``, as in :func:`segment`.
+        options: ``side``, ``scales`` and ``mirror``, as in :func:`segment`.
 
     Yields:
         :class:`Segments`, named after the file and the frame number, from 0.
@@ -127,19 +125,14 @@ def segment_photograph(
     side: int = WORKING_SIDE,
     scales: Sequence[float] = (1.0,),
     mirror: bool = False,
-    seed: int = 0,
 ) -> Segments:
     """Segment one image with a loaded model; see :func:`segment`."""
     started = time.perf_counter()
     ks = check_options(model, ks, side, scales, mirror)
     photo = prepare(x, side)
     if not isinstance(model, ContourNet | None):
-        maps = (
-            model.cluster(as_batch([photo]).to(next(model.parameters()).device), ks, seed=seed)
-            .labels[0]
-            .to(torch.int32)
-        )
-        clusterings = dict(zip(ks, maps.cpu().numpy(), strict=True))
+        labels = model.cluster(as_batch([photo]).to(next(model.parameters()).device), ks).labels[0]
+        clusterings = dict(zip(ks, labels.to(torch.int32).cpu().numpy(), strict=True))
         seconds = time.perf_counter() - started
         return Segments(photo.pixels, ks, True, seconds, clusterings=clusterings, **photo.origin)
     if model is None:

@@ -27,11 +27,6 @@ class PairedInterval(NamedTuple):
     confidence: float
     pairs: int
 
-    @property
-    def significant(self) -> bool:
-        """Whether zero is outside the interval."""
-        return self.low > 0 or self.high < 0
-
     def __str__(self) -> str:
         return f"{self.difference:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
 
@@ -61,7 +56,7 @@ def paired_bootstrap(
 
     Example:
         >>> interval = paired_bootstrap([0.7, 0.8, 0.9, 0.75], [0.6, 0.72, 0.83, 0.7])
-        >>> round(interval.difference, 3), interval.significant
+        >>> round(interval.difference, 3), interval.low > 0
         (0.075, True)
 
     Reference: Efron, Tibshirani, "An introduction to the bootstrap", 1993, chapter 13.
