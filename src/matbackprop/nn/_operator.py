@@ -41,6 +41,9 @@ class Operator(nn.Module):
             return
         options = [p for p in inspect.signature(of).parameters.values() if p.name not in data]
         cls._function, cls._options, cls._checks = staticmethod(of), inspect.Signature(options), checks
+        if cls.__doc__ is None:
+            first = (of.__doc__ or "").partition("\n")[0]
+            cls.__doc__ = f"{first}\n\nModule of :func:`~matbackprop.{of.__name__}`."
         if "__init__" not in vars(cls):
             cls.__signature__ = cls._options  # type: ignore[attr-defined]
 

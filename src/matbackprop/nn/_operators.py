@@ -30,38 +30,30 @@ from matbackprop.nn._operator import Operator
 from matbackprop.numerics import check_rank_tolerance
 
 
-class EIG(Operator, of=eigh, checks=[check_ties]):
-    """Eigendecomposition of symmetric matrices; see :func:`~matbackprop.eigh`."""
+class EIG(Operator, of=eigh, checks=[check_ties]): ...
 
 
-class GeneralizedEigh(Operator, of=generalized_eigh, data=["a", "b"], checks=[check_ties]):
-    """Eigendecomposition of a symmetric pencil; see :func:`~matbackprop.generalized_eigh`."""
+class GeneralizedEigh(Operator, of=generalized_eigh, data=["a", "b"], checks=[check_ties]): ...
 
 
 class GeneralizedMatrixFunction(
     Operator, of=generalized_matrix_function, data=["a", "b", "params"], checks=[resolve_function]
-):
-    """Function of a symmetric pencil; see :func:`~matbackprop.generalized_matrix_function`."""
+): ...
 
 
-class TopkEigh(Operator, of=topk_eigh, data=["a", "params", "n", "generator"], checks=[check_ties]):
-    """Leading eigenpairs of symmetric matrices; see :func:`~matbackprop.topk_eigh`."""
+class TopkEigh(Operator, of=topk_eigh, data=["a", "params", "n", "generator"], checks=[check_ties]): ...
 
 
-class TopkSubspace(Operator, of=topk_subspace, data=["a", "params", "n", "generator"]):
-    """Basis of the leading eigenspace of a symmetric matrix; see :func:`~matbackprop.topk_subspace`."""
+class TopkSubspace(Operator, of=topk_subspace, data=["a", "params", "n", "generator"]): ...
 
 
-class SVD(Operator, of=svd, checks=[check_ties]):
-    """Singular value decomposition; see :func:`~matbackprop.svd`."""
+class SVD(Operator, of=svd, checks=[check_ties]): ...
 
 
-class Polar(Operator, of=polar):
-    """Polar decomposition; see :func:`~matbackprop.polar`."""
+class Polar(Operator, of=polar): ...
 
 
-class ProjectRotation(Operator, of=project_rotation):
-    """Nearest rotation; see :func:`~matbackprop.project_rotation`."""
+class ProjectRotation(Operator, of=project_rotation): ...
 
 
 class Procrustes(Operator, of=procrustes, data=["x", "y", "weight"]):
@@ -72,24 +64,19 @@ class Procrustes(Operator, of=procrustes, data=["x", "y", "weight"]):
         return self.call(x, y, weight=weight)
 
 
-class LowRank(Operator, of=low_rank, checks=[check_rank]):
-    """Best approximation of a given rank; see :func:`~matbackprop.low_rank`."""
+class LowRank(Operator, of=low_rank, checks=[check_rank]): ...
 
 
-class Projector(Operator, of=projector, checks=[check_rank_tolerance]):
-    """Projector on the column space of a matrix; see :func:`~matbackprop.projector`."""
+class Projector(Operator, of=projector, checks=[check_rank_tolerance]): ...
 
 
-class SpectralProjector(Operator, of=spectral_projector, checks=[check_cut]):
-    """Projector on the leading eigenvectors; see :func:`~matbackprop.spectral_projector`."""
+class SpectralProjector(Operator, of=spectral_projector, checks=[check_cut]): ...
 
 
-class LinearSolve(Operator, of=linear_solve, data=["a", "b"]):
-    """Solution of Ax = b; see :func:`~matbackprop.linear_solve`."""
+class LinearSolve(Operator, of=linear_solve, data=["a", "b"]): ...
 
 
-class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, check_damping]):
-    """Inverse root of positive semidefinite matrices; see :func:`~matbackprop.inverse_root`."""
+class InverseRoot(Operator, of=inverse_root, data=["a"], checks=[check_root, check_damping]): ...
 
 
 class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=[resolve_function]):
@@ -100,28 +87,22 @@ class MatrixFunction(Operator, of=matrix_function, data=["a", "params"], checks=
     """
 
 
-class MatrixLog(Operator, of=matrix_log):
-    """Logarithm of symmetric positive definite matrices; see :func:`~matbackprop.matrix_log`."""
+class MatrixLog(Operator, of=matrix_log): ...
 
 
-class MatrixSqrt(Operator, of=matrix_sqrt):
-    """Square root of symmetric positive semidefinite matrices; see :func:`~matbackprop.matrix_sqrt`."""
+class MatrixSqrt(Operator, of=matrix_sqrt): ...
 
 
-class MatrixInvSqrt(Operator, of=matrix_inv_sqrt):
-    """Inverse square root of symmetric positive definite matrices; see :func:`~matbackprop.matrix_inv_sqrt`."""
+class MatrixInvSqrt(Operator, of=matrix_inv_sqrt): ...
 
 
-class MatrixExp(Operator, of=matrix_exp):
-    """Exponential of symmetric matrices; see :func:`~matbackprop.matrix_exp`."""
+class MatrixExp(Operator, of=matrix_exp): ...
 
 
-class MatrixInverse(Operator, of=matrix_inverse):
-    """Inverse of symmetric matrices; see :func:`~matbackprop.matrix_inverse`."""
+class MatrixInverse(Operator, of=matrix_inverse): ...
 
 
-class MatrixClamp(Operator, of=matrix_clamp, checks=[check_least]):
-    """Clamp the eigenvalues of symmetric matrices from below; see :func:`~matbackprop.matrix_clamp`."""
+class MatrixClamp(Operator, of=matrix_clamp, checks=[check_least]): ...
 
 
 class MatrixPower(Operator, of=matrix_function, data=["a", "params"]):

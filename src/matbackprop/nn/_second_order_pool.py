@@ -21,14 +21,10 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
 
     Args:
         eps: ε > 0, or its initial value if trained. The parameter is log ε, which keeps ε positive.
-        function: g, as in the function.
         exponent: exponent of ``"power"``, or its initial value if trained.
-        learn_eps: whether ε is a parameter.
-        learn_exponent: whether the exponent is a parameter.
-        center: subtract the mean row first.
-        method: ``"fused"``, or the paper's ``"svd"`` or ``"eig"``.
+        learn_eps, learn_exponent: whether ε and the exponent are parameters.
         vectorize: return vectors ``(*batch, d(d+1)/2)``, as in :func:`~matbackprop.vectorize_symmetric`.
-        check, precision: as in the function.
+        function, center, method, check, precision: as in the function.
 
     Shape:
         ``(m, d)`` or ``(b, m, d)`` to ``(d, d)`` or ``(b, d, d)``. With a weight ``(b, r, m)``, to ``(b, r, d, d)``.

@@ -23,13 +23,10 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
     Args:
         num_features: number of channels C.
         groups: number of groups of consecutive channels that are whitened jointly. C groups are batch normalization.
-        method: ``"zca"``, which changes the channels least, or ``"pca"``.
-        eps: ε > 0, added to the variances.
         momentum: weight of the newest batch in the running statistics; None for the mean over all batches.
         affine: whether to train a factor and an offset per channel.
         track_running_stats: whether to keep running statistics. If False, evaluation mode also uses batch statistics.
-        ties: treatment of equal variances in the gradient of ``"pca"``, as in :func:`~matbackprop.eigh`.
-        check, precision: as in the function.
+        method, eps, ties, check, precision: as in the function.
         dtype: dtype of the parameters and statistics; must be complex for complex input.
 
     Shape:
@@ -75,9 +72,9 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
         self.complex = ones.is_complex()
         self.weight = nn.Parameter(ones.clone()) if affine else None
         self.bias = nn.Parameter(0 * ones) if affine else None
-        self.running_mean: Tensor | None
-        self.running_covariance: Tensor | None
-        self.num_batches_tracked: Tensor | None
+        self.running_mean: Tensor
+        self.running_covariance: Tensor
+        self.num_batches_tracked: Tensor
         size = num_features // groups
         kept = track_running_stats
         self.register_buffer("running_mean", torch.zeros(groups, size, dtype=dtype) if kept else None)
@@ -87,8 +84,6 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
     @torch.no_grad()
     def _update(self, rows: Tensor) -> None:
         """Update the running statistics with rows ``(groups, m, C/groups)``."""
-        assert self.running_mean is not None and self.running_covariance is not None
-        assert self.num_batches_tracked is not None
         m = rows.shape[-2]
         x = rows.to(compute_dtype(self.precision, rows.dtype))
         mean = x.mean(-2)
