@@ -160,8 +160,7 @@ def _largest(a: Tensor) -> Tensor:
     """Return the largest absolute value of each matrix, without a copy of real matrices."""
     if a.is_complex():
         return a.abs().amax((-2, -1))
-    low, high = a.flatten(-2).aminmax(dim=-1)
-    return torch.maximum(-low, high)
+    return torch.maximum(a.amax((-2, -1)), -a.amin((-2, -1)))  # aminmax takes ten times as long
 
 
 def nan_where(bad: Tensor | None, out: Tensor) -> Tensor:
