@@ -24,20 +24,17 @@ from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDat
 class Config(regions.Config):
     """Train and score region classifiers with first order, second order and both on several backbones."""
 
+    #: Folder of results.jsonl, table.md and figures. Finished runs are not repeated.
     out: Path = Path("results/backbones")
-    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
+    #: Source of the regions, the same for all rows.
     data: RegionDataConfig = field(
         default_factory=lambda: RegionDataConfig(
             side=224, canvas=224, margin=0.2, background="keep", jitter=0, flip=False, batch_size=256
         )
     )
-    """Source of the regions, the same for all rows."""
-    fine_epochs: int = 5
-    """Epochs of the fine-tuned rows."""
-    frozen_epochs: int = 12
-    """Epochs of the frozen rows."""
-    frozen_seeds: int = 5
-    """Seeds of the frozen rows."""
+    fine_epochs: int = 5  #: Epochs of the fine-tuned rows.
+    frozen_epochs: int = 12  #: Epochs of the frozen rows.
+    frozen_seeds: int = 5  #: Seeds of the frozen rows.
 
 
 class Place(NamedTuple):

@@ -22,10 +22,9 @@ from matbackprop.vision.metrics import ImageScores, region_scores, score_image, 
 from matbackprop.vision.segmentation import connected_components
 from matbackprop.vision.workers import Workers
 
-KS = (2, 3, 4, 6, 8, 12, 16, 20)
-"""The numbers of clusters of the eight segmentations."""
+KS = (2, 3, 4, 6, 8, 12, 16, 20)  #: The numbers of clusters of the eight segmentations.
+#: The scales of Felzenszwalb and Huttenlocher's eight segmentations.
 SCALES = (50, 100, 200, 400, 800, 1600, 3200, 6400)
-"""The scales of Felzenszwalb and Huttenlocher's eight segmentations."""
 
 
 def shrink(image: Tensor, factor: float) -> Tensor:
@@ -112,6 +111,7 @@ def ncut_pytorch(image: Tensor) -> list[Tensor]:
     return to_label_maps([one.argmax(-1).view(height, width).long() for one in aligned], image.shape[1:])
 
 
+#: Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``.
 BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "one_region": one_region,
     "fixed_grids": fixed_grids,
@@ -119,9 +119,7 @@ BASELINES: dict[str, Callable[[Tensor], list[Tensor]]] = {
     "ncut_pytorch": ncut_pytorch,
     "felzenszwalb": felzenszwalb,
 }
-"""Every baseline: an image uint8 ``(3, h, w)`` → its label maps, int64 ``(h, w)``."""
-HUMANS = "humans"
-"""The row of human agreement, which needs no image."""
+HUMANS = "humans"  #: The row of human agreement, which needs no image.
 
 
 def humans_leave_one_out(id: str, ground_truth: Sequence[Any]) -> dict[str, float | int | str]:

@@ -39,22 +39,14 @@ RATES = (1e-3, 3e-3, 1e-2)
 class Config(ExperimentConfig):
     """Train second-order heads with an exact square root and with five Newton–Schulz steps."""
 
-    out: Path = Path("results/exact_root")
-    """Folder of results.jsonl and table.md. Finished runs are not repeated."""
-    backbones: tuple[str, ...] = ("efficientnet-lite2", "tiny-vit")
-    """Frozen backbones."""
-    root: Path | None = None
-    """Folder in the layout of COCO; by default coco under MATBACKPROP_DATA."""
-    train_regions: int = 3000
-    """Training regions, of the first images in a random order."""
-    val_regions: int = 1500
-    """Validation regions."""
-    width: int = 32
-    """Channels whose second moments are pooled."""
-    epochs: int = 10
-    """Epochs of every training."""
-    seeds: int = 5
-    """Seeds of every row."""
+    out: Path = Path("results/exact_root")  #: Folder of results.jsonl and table.md. Finished runs are not repeated.
+    backbones: tuple[str, ...] = ("efficientnet-lite2", "tiny-vit")  #: Frozen backbones.
+    root: Path | None = None  #: Folder in the layout of COCO; by default coco under MATBACKPROP_DATA.
+    train_regions: int = 3000  #: Training regions, of the first images in a random order.
+    val_regions: int = 1500  #: Validation regions.
+    width: int = 32  #: Channels whose second moments are pooled.
+    epochs: int = 10  #: Epochs of every training.
+    seeds: int = 5  #: Seeds of every row.
 
 
 class Maps(NamedTuple):

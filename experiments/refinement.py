@@ -20,22 +20,18 @@ from matbackprop.vision.inference import load_segmenter, segment_photograph
 from matbackprop.vision.inference.drawing import border_pixels, draw_boundaries
 from matbackprop.vision.segmentation.refine import enlarge_labels
 
-NEAR = 30
-"""Borders farther than this many pixels from a true border are false, not imprecise, and are excluded."""
-CENTER, RADIUS = (0.45, 0.45), 0.3
-"""Of the disk, in heights of the photograph."""
+NEAR = 30  #: Borders farther than this many pixels from a true border are false, not imprecise, and are excluded.
+CENTER, RADIUS = (0.45, 0.45), 0.3  #: Of the disk, in heights of the photograph.
 
 
 @dataclass
 class Config:
     """Compare enlarged and refined borders of a large synthetic photograph."""
 
+    #: Figure to write: a detail with enlarged borders (left) and with refined ones (right).
     out: Path = Path("docs/_static/refinement.png")
-    """Figure to write: a detail with enlarged borders (left) and with refined ones (right)."""
-    size: tuple[int, int] = (3000, 4000)
-    """Height and width of the photograph."""
-    model: str = "box"
-    """The segmenter; none for image gradients."""
+    size: tuple[int, int] = (3000, 4000)  #: Height and width of the photograph.
+    model: str = "box"  #: The segmenter; none for image gradients.
 
 
 def main(config: Config) -> dict[str, Any]:

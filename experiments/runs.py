@@ -41,15 +41,14 @@ from matbackprop.vision.workers import Workers
 
 log = logging.getLogger("matbackprop")
 
+#: Fields of the engine that affect results.
 ENGINE = ("seed", "max_epochs", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate")
-"""Fields of the engine that affect results."""
+#: Fields of the data that do not affect results; the content of the data is hashed.
 PLACES = ("root", "cache", "threads")
-"""Fields of the data that do not affect results; the content of the data is hashed."""
+#: Engine fields of runs that keep only their metrics.
 NUMBERS_ONLY: dict[str, Any] = {"overwrite": True, "devices": "1", "checkpoints": False, "tensorboard": False,
                                 "progress": False, "report": False}  # fmt: skip
-"""Engine fields of runs that keep only their metrics."""
-WORK = Path("runs")
-"""Folder of trained models, predictions and logs, which are not published."""
+WORK = Path("runs")  #: Folder of trained models, predictions and logs, which are not published.
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp"}
 READABLE = IMAGES | {".mat", ".json", ".npy", ".npz"}
 
@@ -111,16 +110,12 @@ def comparison(
 class ExperimentConfig:
     """Options of every experiment."""
 
-    out: Path = Path("results")
-    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
-    rows: tuple[str, ...] = ()
-    """Rows to run, all by default."""
-    summary: bool = False
-    """Only rebuild the table and the figures from results.jsonl."""
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Kind of device."""
+    out: Path = Path("results")  #: Folder of results.jsonl, table.md and figures. Finished runs are not repeated.
+    rows: tuple[str, ...] = ()  #: Rows to run, all by default.
+    summary: bool = False  #: Only rebuild the table and the figures from results.jsonl.
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"  #: Kind of device.
+    #: Fields of every training as name=value, the value in JSON, such as model.hidden=64.
     override: tuple[str, ...] = ()
-    """Fields of every training as name=value, the value in JSON, such as model.hidden=64."""
 
     @property
     def device(self) -> Literal["cuda", "cpu"]:
@@ -152,18 +147,15 @@ class ExperimentConfig:
 class Images(DatasetConfig):
     """Source of the images."""
 
-    limit: Count | None = None
-    """Maximum number of images of each split."""
+    limit: Count | None = None  #: Maximum number of images of each split.
 
 
 @dataclass
 class ImagesConfig(ExperimentConfig):
     """Options of every experiment on BSDS500."""
 
-    workers: int = 0
-    """Processes for scoring; 0 for one per core."""
-    data: Images = field(default_factory=Images)
-    """Source of the images."""
+    workers: int = 0  #: Processes for scoring; 0 for one per core.
+    data: Images = field(default_factory=Images)  #: Source of the images.
 
     @property
     def root(self) -> Path:

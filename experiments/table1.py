@@ -39,24 +39,16 @@ log = logging.getLogger("matbackprop")
 class Config(ExperimentConfig):
     """Train and score the rows of the paper's first table, region classification."""
 
+    #: Folder of results.jsonl, table.md and figures. Finished runs are not repeated.
     out: Path = Path("results/table1")
-    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
-    data: RegionDataConfig = field(default_factory=RegionDataConfig)
-    """Source of the regions, the same for all rows."""
-    trials: int = 4
-    """Number of settings tried for each row."""
-    fine_epochs: int = 12
-    """Epochs of the fine-tuned rows."""
-    scratch_epochs: int = 20
-    """Epochs of the rows from scratch."""
-    sift_epochs: int = 30
-    """Epochs of SIFT-O2P's classifier."""
-    fine_seeds: int = 5
-    """Seeds of the fine-tuned rows."""
-    other_seeds: int = 3
-    """Seeds of the other rows."""
-    precision: Literal["32", "bf16-mixed"] = "bf16-mixed"
-    """Precision of the network on a GPU; on the CPU it is 32."""
+    data: RegionDataConfig = field(default_factory=RegionDataConfig)  #: Source of the regions, the same for all rows.
+    trials: int = 4  #: Number of settings tried for each row.
+    fine_epochs: int = 12  #: Epochs of the fine-tuned rows.
+    scratch_epochs: int = 20  #: Epochs of the rows from scratch.
+    sift_epochs: int = 30  #: Epochs of SIFT-O2P's classifier.
+    fine_seeds: int = 5  #: Seeds of the fine-tuned rows.
+    other_seeds: int = 3  #: Seeds of the other rows.
+    precision: Literal["32", "bf16-mixed"] = "bf16-mixed"  #: Precision of the network on a GPU; on the CPU it is 32.
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +135,7 @@ ROWS = [
 ]
 # fmt: on
 
-REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}
-"""The row that each kind is compared with."""
+REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}  #: The row that each kind is compared with.
 _FORMATS = {"paper": ".1f", "all regions": ".2f", "≥ 400 px": ".2f", "layer (%)": ".1f"}
 
 

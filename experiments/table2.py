@@ -44,19 +44,14 @@ log = logging.getLogger("matbackprop")
 class Config(ImagesConfig):
     """Train and score the rows of the paper's second table, segmentation."""
 
+    #: Folder of results.jsonl, table.md and figures. Finished runs are not repeated.
     out: Path = Path("results/table2")
-    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
+    #: test: train on all training images, score the test images. folds: cross-validation on the training images, where
+    #: each seed of 0 to 4 also selects the fifth that is held out.
     images: Literal["test", "folds"] = "test"
-    (
-        "test: train on all training images, score the test images. folds: cross-validation on the training images, "
-        "where each seed of 0 to 4 also selects the fifth that is held out."
-    )
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each row."""
-    boundary: bool = False
-    """Also score the boundary F-measure, which takes most of the time of scoring."""
-    weights: str | None = None
-    """Starting weights instead of the presets': imagenet, none or a file."""
+    seeds: tuple[int, ...] = (0, 1, 2)  #: Seeds of each row.
+    boundary: bool = False  #: Also score the boundary F-measure, which takes most of the time of scoring.
+    weights: str | None = None  #: Starting weights instead of the presets': imagenet, none or a file.
 
     def __post_init__(self) -> None:
         if self.images == "folds" and not {*self.seeds} <= {*range(FOLDS)}:
@@ -146,8 +141,7 @@ def _rows() -> Iterator[Row]:
         yield Row(f"merging{suffix}", "Hypercolumns, merging", network, "soft", "merge", "lab-merging")
 
 
-ROWS = {row.key: row for row in _rows()}
-"""All rows by name, in the order of the table."""
+ROWS = {row.key: row for row in _rows()}  #: All rows by name, in the order of the table.
 
 
 def segment_images(
@@ -364,12 +358,12 @@ class Table2:
         return {**metrics, "machine": {"device": done[0]["device"], "git": done[0]["code"]["git"]}}
 
 
+#: Panels of a figure of training curves.
 PANELS = {
     "objective": ["train/objective", "val/objective"],
     "rank": ["layer/rank", "layer/soft_rank"],
     "covering of held-out images": ["val/best", "val/average"],
 }
-"""Panels of a figure of training curves."""
 
 
 def training_curve(metrics: Iterable[dict[str, Any]]) -> list[dict[str, float]]:

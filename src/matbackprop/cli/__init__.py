@@ -34,31 +34,23 @@ __all__ = ["COMMANDS", "Command", "main"]
 
 @dataclass(frozen=True)
 class Command:
-    """Entry in the table of commands.
+    """Entry in the table of commands."""
 
-    Attributes:
-        module: module that implements the command.
-        summary: one line for the overview.
-        config: name of the options dataclass in the module.
-        main: name of the function in the module.
-        parse: name of a function ``parse(word, arguments, prog) → config`` that replaces the tyro parser; ``word`` is
-            the last word of the command.
-        stopped: message after a signal.
-        extra: extra that installs the dependencies of the command.
-    """
-
-    module: str
-    summary: str
-    config: str = "Config"
-    main: str = "main"
+    module: str  #: module that implements the command
+    summary: str  #: one line for the overview
+    config: str = "Config"  #: name of the options dataclass in the module
+    main: str = "main"  #: name of the function in the module
+    #: name of a function ``parse(word, arguments, prog) → config`` that replaces the tyro parser; ``word`` is the last
+    #: word of the command
     parse: str | None = None
-    stopped: str | None = None
-    extra: str = "train"
+    stopped: str | None = None  #: message after a signal
+    extra: str = "train"  #: extra that installs the dependencies of the command
 
 
 _TRAIN, _EVALUATE, _DATA = (f"matbackprop.cli.{name}" for name in ("train", "evaluate", "data"))
 _KEPT = "stopped. The results so far are kept; rerun the command for the rest."
 
+#: Command name, one or two words → implementation.
 COMMANDS: dict[str, Command] = {
     "demo": Command(
         "matbackprop.vision.training.demo", "Train both systems on generated images in a minute.", "DemoConfig"
@@ -80,12 +72,11 @@ COMMANDS: dict[str, Command] = {
     "data check": Command(_DATA, "Verify a data set and list bad files.", "Check", "check"),
     "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),
 }
-"""Command name, one or two words → implementation."""
 
 _MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # torch errors
 
+#: First words of the commands of two words.
 GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
-"""First words of the commands of two words."""
 
 
 def main(

@@ -23,23 +23,17 @@ class Config:
     An image that cannot be read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
+    #: Images, folders of images, or patterns such as 'holiday/*.jpg'.
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
-    """Images, folders of images, or patterns such as 'holiday/*.jpg'."""
+    #: box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder
+    #: of 'matbackprop train o2p', or owner/name on the Hugging Face hub.
     model: str = "box"
-    (
-        "box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder "
-        "of 'matbackprop train o2p', or owner/name on the Hugging Face hub."
-    )
-    boxes: tuple[str, ...] = ()
-    """Boxes x,y,width,height in pixels, for a single image."""
+    boxes: tuple[str, ...] = ()  #: Boxes x,y,width,height in pixels, for a single image.
+    #: Mask images of the size of a single image, nonzero inside the region. One per box if both are given.
     masks: tuple[Path, ...] = ()
-    """Mask images of the size of a single image, nonzero inside the region. One per box if both are given."""
-    regions: Path | None = None
-    """COCO file with annotated regions of the images, matched by file name."""
-    top: int = 3
-    """Number of classes to print for each region."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to use; auto selects CUDA if available."""
+    regions: Path | None = None  #: COCO file with annotated regions of the images, matched by file name.
+    top: int = 3  #: Number of classes to print for each region.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  #: Device to use; auto selects CUDA if available.
 
 
 class _Regions(NamedTuple):

@@ -17,8 +17,7 @@ from matbackprop.vision.files import counted, printable
 class Check:
     """Read every file of a data set in the BSDS or COCO layout and list bad files. Exits with 1 if there are any."""
 
-    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of the data set."""
+    root: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]  #: Folder of the data set.
 
 
 def check(config: Check) -> dict[str, Any]:
@@ -54,13 +53,13 @@ class Download:
     weights are named after their backbone. Training downloads missing weights automatically.
     """
 
+    #: Data set or weights.
     what: Annotated[
         Literal["bsds500", "coco", "alexnet", "vgg16", "efficientnet-lite2", "mobile-sam"],
         tyro.conf.Positional,
     ]
-    """Data set or weights."""
+    #: Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights.
     folder: Path | None = None
-    """Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights."""
 
 
 def download(config: Download) -> dict[str, Any]:

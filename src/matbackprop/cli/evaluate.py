@@ -26,16 +26,11 @@ from matbackprop.vision.workers import parallel_map
 
 @dataclass(kw_only=True)
 class _Options:
-    ground_truth: Path
-    """Folder of human maps, one or several for each image."""
-    csv: Path | None = None
-    """Also write one line per image to this file."""
-    tolerance: float = 0.0075
-    """Maximum distance between matched boundary pixels, as a fraction of the image diagonal."""
-    thresholds: int = 99
-    """Number of evenly spaced thresholds of contour maps."""
-    workers: int = 0
-    """Number of processes; 0 uses one per processor if there are enough images."""
+    ground_truth: Path  #: Folder of human maps, one or several for each image.
+    csv: Path | None = None  #: Also write one line per image to this file.
+    tolerance: float = 0.0075  #: Maximum distance between matched boundary pixels, as a fraction of the image diagonal.
+    thresholds: int = 99  #: Number of evenly spaced thresholds of contour maps.
+    workers: int = 0  #: Number of processes; 0 uses one per processor if there are enough images.
 
 
 @dataclass(kw_only=True)
@@ -46,14 +41,11 @@ class Config(_Options):
     image: 3063.mat, or 3063_1.png, 3063_2.png … for several maps of one image. Subfolders are also searched.
     """
 
+    #: Folder of segmentations, one or several for each image.
     segmentations: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of segmentations, one or several for each image."""
-    boundary: bool = True
-    """Also match boundaries, which takes most of the time."""
-    objects: bool = True
-    """Also match objects and parts."""
-    numbered: Literal["auto", "yes", "no"] = "auto"
-    """Whether name_1.png, name_2.png are maps of one image."""
+    boundary: bool = True  #: Also match boundaries, which takes most of the time.
+    objects: bool = True  #: Also match objects and parts.
+    numbered: Literal["auto", "yes", "no"] = "auto"  #: Whether name_1.png, name_2.png are maps of one image.
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -85,8 +77,8 @@ class ContourMapsConfig(_Options):
     after the image. It is thinned by non-maximum suppression, thresholded at evenly spaced levels, and matched.
     """
 
+    #: Folder of contour maps, one for each image.
     contours: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """Folder of contour maps, one for each image."""
 
 
 def contours(config: ContourMapsConfig) -> dict[str, Any]:

@@ -18,14 +18,11 @@ from matbackprop.vision.training.run_folder import RunFolder
 class Config:
     """Validate a trained run on its validation data or on other data."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """Run folder."""
-    which: Literal["best", "last"] = "best"
-    """Weights to load."""
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]  #: Run folder.
+    which: Literal["best", "last"] = "best"  #: Weights to load.
+    #: TOML or JSON file of fields that override the configuration of the run, for example another data folder.
     config: Path | None = None
-    """TOML or JSON file of fields that override the configuration of the run, for example another data folder."""
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Type of device."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"  #: Type of device.
 
 
 def recipe_of(run: RunFolder) -> Recipe:

@@ -17,15 +17,11 @@ class Config:
     merging and clustering.
     """
 
+    #: Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network in the package: box or
+    #: box/small (segmenters), box/classifier (classifier).
     model: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
-    (
-        "Folder of a trained model, a run folder, owner/name on the Hugging Face hub, or a network "
-        "in the package: box or box/small (segmenters), box/classifier (classifier)."
-    )
-    out: Path = Path("network.onnx")
-    """File to write."""
-    size: tuple[int, int] = (321, 481)
-    """Input height and width of a segmenter; a classifier has a fixed size."""
+    out: Path = Path("network.onnx")  #: File to write.
+    size: tuple[int, int] = (321, 481)  #: Input height and width of a segmenter; a classifier has a fixed size.
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 class Config:
     """Write report.html into run folders, and compare the final metrics of several runs."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
-    """Run folders."""
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]  #: Run folders.
 
 
 def main(config: Config) -> dict[str, Any]:

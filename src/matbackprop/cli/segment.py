@@ -32,49 +32,34 @@ class Config:
     read is reported and skipped; the exit code is then 1, and 2 if no image could be read.
     """
 
+    #: Images, folders of images, or patterns such as 'holiday/*.jpg'. Images of more than 8 bits are rescaled by their
+    #: range.
     images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
-    (
-        "Images, folders of images, or patterns such as 'holiday/*.jpg'. Images of more than 8 bits are "
-        "rescaled by their range."
-    )
-    out: Path = Path("segments")
-    """Folder for the results."""
-    overwrite: bool = False
-    """Replace existing results; by default they are kept."""
+    out: Path = Path("segments")  #: Folder for the results.
+    overwrite: bool = False  #: Replace existing results; by default they are kept.
+    #: box: the contour network in the package. box/small: a faster, less accurate one. none: the gradient of the image
+    #: instead of a network. Or the folder of a trained model, a run folder of 'matbackprop train contours' or 'train
+    #: ncuts', or owner/name on the Hugging Face hub.
     model: str = "box"
-    (
-        "box: the contour network in the package. box/small: a faster, less accurate one. none: the gradient of the "
-        "image instead of a network. Or the folder of a trained model, a run folder of 'matbackprop train contours' "
-        "or 'train ncuts', or owner/name on the Hugging Face hub."
-    )
+    #: Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the threshold stored with the
+    #: model.
     threshold: float | None = None
-    (
-        "Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the threshold stored "
-        "with the model."
-    )
-    k: int | None = None
-    """Number of regions in the PNG files instead of a threshold."""
+    k: int | None = None  #: Number of regions in the PNG files instead of a threshold.
+    #: Numbers of regions in the npz file, or of clusters with a model of 'train ncuts'. Default: eight numbers.
     ks: tuple[int, ...] | None = None
-    """Numbers of regions in the npz file, or of clusters with a model of 'train ncuts'. Default: eight numbers."""
+    #: Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy as
+    #: an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for all
+    #: images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG.
     format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"], ...] = ("png", "npz", "ucm2")
-    (
-        "Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy "
-        "as an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json "
-        "for all images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG."
-    )
+    #: Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only the
+    #: first frame is segmented.
     frames: int | None = None
-    (
-        "Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only "
-        "the first frame is segmented."
-    )
+    #: Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined.
     side: int = 512
-    """Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined."""
+    #: Average contours over these image scales. 0.75 1 1.4 is more accurate and slower.
     scales: tuple[float, ...] = (1.0,)
-    """Average contours over these image scales. 0.75 1 1.4 is more accurate and slower."""
-    mirror: bool = False
-    """Also average contours over mirror images, which doubles the time of the network."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to use; auto selects CUDA if available."""
+    mirror: bool = False  #: Also average contours over mirror images, which doubles the time of the network.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  #: Device to use; auto selects CUDA if available.
 
 
 @dataclass(frozen=True)

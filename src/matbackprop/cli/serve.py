@@ -20,25 +20,17 @@ log = logging.getLogger("matbackprop")
 class Config:
     """Serve a local web page to segment photographs, edit and export regions."""
 
+    #: Segmenter. box: the contour network in the package. box/small: a faster, less accurate one. none: the gradient of
+    #: the photograph. Or the folder of a trained model, a run folder, or owner/name on the Hugging Face hub.
     model: str = "box"
-    (
-        "Segmenter. box: the contour network in the package. box/small: a faster, less accurate one. none: the "
-        "gradient of the photograph. Or the folder of a trained model, a run folder, or owner/name on the Hugging "
-        "Face hub."
-    )
+    #: Classifier. box: the small network for COCO's 80 classes in the package. none: enter names manually. Or the
+    #: folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub.
     classifier: str = "box"
-    (
-        "Classifier. box: the small network for COCO's 80 classes in the package. none: enter names manually. Or the "
-        "folder of a trained model, a run folder of 'matbackprop train o2p', or owner/name on the hub."
-    )
+    #: Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all network interfaces.
     host: str = "127.0.0.1"
-    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for all network interfaces."""
-    port: int = 7860
-    """Port of the page; 0 selects a free one."""
-    browser: bool = False
-    """Open the page in a browser window."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device to use; auto selects CUDA if available."""
+    port: int = 7860  #: Port of the page; 0 selects a free one.
+    browser: bool = False  #: Open the page in a browser window.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  #: Device to use; auto selects CUDA if available.
 
 
 def main(config: Config) -> dict[str, Any]:

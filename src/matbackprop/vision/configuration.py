@@ -24,16 +24,15 @@ _MOST = 2**53  # largest integer that all JSON readers represent exactly
 Count = Annotated[int, Field(ge=1, le=_MOST)]
 Natural = Annotated[int, Field(ge=0, le=_MOST)]
 Threads = Annotated[int, Field(ge=0, le=256)]
+#: Number of channels of a layer. The bound prevents excessive allocation by malformed files.
 Width = Annotated[int, Field(ge=1, le=1 << 16)]
-"""Number of channels of a layer. The bound prevents excessive allocation by malformed files."""
 Pixels = Annotated[int, Field(ge=1, le=4096)]
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(ge=0, le=1e6)]
 PositiveRate = Annotated[float, Field(gt=0, le=1e6)]
-Background = Literal["keep", "mask"]
-"""Treatment of the pixels outside a region."""
+Background = Literal["keep", "mask"]  #: Treatment of the pixels outside a region.
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as configuration

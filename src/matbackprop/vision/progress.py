@@ -17,8 +17,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("matbackprop")
 
-EVERY = 30.0
-"""Seconds between progress lines if standard error is not a terminal."""
+EVERY = 30.0  #: Seconds between progress lines if standard error is not a terminal.
 
 _silent: ContextVar[bool] = ContextVar("silent", default=False)
 

@@ -24,12 +24,9 @@ from matbackprop.vision.progress import track
 class BSDSSample:
     """Image with its human label maps ("human maps")."""
 
-    id: str
-    """Image name."""
-    image: Tensor
-    """RGB, uint8 ``(3, h, w)``."""
-    segmentations: list[Tensor]
-    """One map per annotator, int64 ``(h, w)``, with consecutive labels from 0."""
+    id: str  #: Image name.
+    image: Tensor  #: RGB, uint8 ``(3, h, w)``.
+    segmentations: list[Tensor]  #: One map per annotator, int64 ``(h, w)``, with consecutive labels from 0.
 
 
 class BSDS(Dataset[BSDSSample]):
@@ -168,8 +165,7 @@ def _problem(path: Path, error: DataError) -> Problem:
     return Problem(path, str(error).removeprefix(str(path)).lstrip(": "))
 
 
-FOLDS = 5
-"""Number of folds of the training images for cross-validation."""
+FOLDS = 5  #: Number of folds of the training images for cross-validation.
 
 
 def tuning_split(ids: Sequence[str], fold: int = 0) -> tuple[list[str], list[str]]:

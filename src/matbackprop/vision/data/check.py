@@ -18,14 +18,10 @@ from matbackprop.vision.progress import track
 class CheckResult:
     """Result of :func:`check_dataset`."""
 
-    layout: str
-    """``"bsds"`` or ``"coco"``."""
-    counts: dict[str, int] = field(default_factory=dict)
-    """Numbers of images, annotations and so on, by split."""
-    problems: list[Problem] = field(default_factory=list)
-    """Bad files."""
-    notes: list[str] = field(default_factory=list)
-    """Remarks about valid data."""
+    layout: str  #: ``"bsds"`` or ``"coco"``.
+    counts: dict[str, int] = field(default_factory=dict)  #: Numbers of images, annotations and so on, by split.
+    problems: list[Problem] = field(default_factory=list)  #: Bad files.
+    notes: list[str] = field(default_factory=list)  #: Remarks about valid data.
 
     @property
     def good(self) -> bool:

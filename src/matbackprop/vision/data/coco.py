@@ -21,10 +21,8 @@ from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.data.pictures import MAX_PIXELS, read_picture
 from matbackprop.vision.files import read_json, show
 
-Box = tuple[float, float, float, float]
-"""x, y, width and height in pixels."""
-BAD_IMAGE = "bad image"
-"""Kind of the problems that exclude an image with all its regions."""
+Box = tuple[float, float, float, float]  #: x, y, width and height in pixels.
+BAD_IMAGE = "bad image"  #: Kind of the problems that exclude an image with all its regions.
 
 _TRACE = 1 << 24  # samples along the outline of a polygon, which pycocotools keeps in memory
 _LARGEST = 1 << 30  # bytes of an annotation file; the largest official file has half as many

@@ -16,18 +16,16 @@ class Archive(NamedTuple):
     """Archive that contains a folder of a data set."""
 
     url: str
-    source: str
-    """Folder inside the archive."""
-    target: str
-    """Target folder in the data set."""
-    md5: str | None = None
-    """Published checksum."""
+    source: str  #: Folder inside the archive.
+    target: str  #: Target folder in the data set.
+    md5: str | None = None  #: Published checksum.
 
 
 _CHUNK = 1 << 20  # bytes
 _COCO = "http://images.cocodataset.org"
 _BERKELEY = "http://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping"
 
+#: Data sets that can be downloaded: name → archives.
 DATASETS: dict[str, tuple[Archive, ...]] = {
     "bsds500": (
         Archive(f"{_BERKELEY}/BSR/BSR_bsds500.tgz", "BSR/BSDS500/data", "data"),
@@ -43,7 +41,6 @@ DATASETS: dict[str, tuple[Archive, ...]] = {
         ),
     ),
 }  # fmt: skip
-"""Data sets that can be downloaded: name → archives."""
 
 
 class _Megabytes:

@@ -20,14 +20,10 @@ from matbackprop.vision.data.pictures import open_picture
 from matbackprop.vision.files import read_bytes, shorten
 from matbackprop.vision.metrics.regions import as_label_map
 
-LABEL_SUFFIXES = (".mat", ".png", ".npz", ".npy")
-"""File formats of :func:`read_label_maps`."""
-MAX_BYTES = 1 << 28
-"""Maximum size of a file, also after decompression."""
-MAX_MAP_PIXELS = 1 << 24
-"""Maximum number of pixels of a map; evaluation needs sixty bytes per pixel."""
-MAX_LABELS = 1 << 26
-"""Maximum total number of pixels of all maps in a file; evaluation needs eight bytes per pixel."""
+LABEL_SUFFIXES = (".mat", ".png", ".npz", ".npy")  #: File formats of :func:`read_label_maps`.
+MAX_BYTES = 1 << 28  #: Maximum size of a file, also after decompression.
+MAX_MAP_PIXELS = 1 << 24  #: Maximum number of pixels of a map; evaluation needs sixty bytes per pixel.
+MAX_LABELS = 1 << 26  #: Maximum total number of pixels of all maps in a file; evaluation needs eight bytes per pixel.
 
 _NUMBER = re.compile(r"(?P<name>.+)_(?P<number>[1-9][0-9]*)$")
 _SINGLE = (".png", ".npy")  # one map per file; files may be numbered

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
-MAX_PIXELS = 50_000_000
-"""Maximum number of pixels of an image; decoding needs less than a gigabyte."""
+MAX_PIXELS = 50_000_000  #: Maximum number of pixels of an image; decoding needs less than a gigabyte.
 _MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "HEIF": 40_000_000}  # need more memory
 
 _KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
@@ -35,11 +34,10 @@ _FILTERS = threading.Lock()  # warning filters are global
 _VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
 _DARK = 64  # 12-bit values in 16 bits have high bytes below 16
 
+#: Suffixes of the images in a folder.
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
                     ".jp2", ".avif", ".heic", ".heif")  # fmt: skip
-"""Suffixes of the images in a folder."""
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")
-"""Suffixes of videos."""
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")  #: Suffixes of videos.
 
 
 class Picture(NamedTuple):

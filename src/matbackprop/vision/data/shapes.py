@@ -18,14 +18,11 @@ from torch import Tensor
 from matbackprop.errors import needs
 from matbackprop.vision.segmentation import connected_components
 
+#: Classes of objects. Outline, hue and texture depend on the class.
 CLASSES = ("disc", "square", "triangle", "ring", "cross", "star")
-"""Classes of objects. Outline, hue and texture depend on the class."""
-OBJECTS = 4
-"""Maximum number of objects in an image of :func:`draw_regions`."""
-ANNOTATORS = 3
-"""Number of label maps of :func:`draw_segmentation`."""
-SIZE = (96, 128)
-"""Default height and width."""
+OBJECTS = 4  #: Maximum number of objects in an image of :func:`draw_regions`.
+ANNOTATORS = 3  #: Number of label maps of :func:`draw_segmentation`.
+SIZE = (96, 128)  #: Default height and width.
 
 
 class RegionsSample(NamedTuple):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference.segmenting import Segments
 
 Format = Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"]
+#: Format → kind of file → end of the file name.
 SUFFIXES: dict[Format, dict[str, str]] = {
     "png": {"labels": ".png", "colors": "-colors.png", "overlay": "-overlay.png"},
     "npz": {"levels": ".npz"},
@@ -32,7 +33,6 @@ SUFFIXES: dict[Format, dict[str, str]] = {
     "ucm2": {"ucm2": "-ucm2.mat"},
     "contours": {"contours": "-contours.png"},
 }
-"""Format → kind of file → end of the file name."""
 FORMATS = tuple(SUFFIXES)
 _MAX_STEM = 220  # bytes; file systems allow 255 including the suffix
 

@@ -29,9 +29,9 @@ T = TypeVar("T")
 _READERS = 4
 _THREADS = 8  # more threads would wait for the interpreter
 _FEW = 8  # for fewer images, starting processes does not pay off
+#: Modules without torch that the steps after the network need. They are imported in the background.
 MODULES = ("matbackprop.cli.segment", "matbackprop.vision.inference.segments", "skimage.morphology",
             "skimage.segmentation", "scipy.io", "PIL.PngImagePlugin")  # fmt: skip
-"""Modules without torch that the steps after the network need. They are imported in the background."""
 
 
 def start_workers(device: torch.device, images: int) -> Workers:

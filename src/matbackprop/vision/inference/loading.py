@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
     Segmenter = ContourNet | DeepNCuts
 
+#: Class of a model → its module, which is imported when a model of the class is loaded.
 _MODULES = {"ContourNet": "contours", "DeepNCuts": "deep_ncuts", "RegionClassifier": "deep_o2p"}
-"""Class of a model → its module, which is imported when a model of the class is loaded."""
 
-BOX = "box"
-"""Name of the models in the package."""
+BOX = "box"  #: Name of the models in the package.
+#: Folders of the models in the package, each with a model card ``README.md``.
 _IN_THE_PACKAGE = (BOX, f"{BOX}/small", f"{BOX}/classifier")
-"""Folders of the models in the package, each with a model card ``README.md``."""
 
 
 def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:

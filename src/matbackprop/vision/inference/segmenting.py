@@ -25,8 +25,7 @@ from matbackprop.vision.segmentation.hierarchy import LEVELS, check_ks
 if TYPE_CHECKING:
     from matbackprop.vision.inference.loading import Segmenter
 
-WORKING_SIDE = 512
-"""Maximum length of the longer side in pixels; larger photographs are reduced."""
+WORKING_SIDE = 512  #: Maximum length of the longer side in pixels; larger photographs are reduced.
 _MAX_CLUSTERS = 1000  # K-means compares every pixel with every cluster
 
 
@@ -148,8 +147,7 @@ class Prepared(NamedTuple):
 
     pixels: NDArray[np.uint8]
     small: NDArray[np.uint8]
-    origin: dict[str, Any]
-    """``name``, ``path`` and ``note`` of :class:`Segments`."""
+    origin: dict[str, Any]  #: ``name``, ``path`` and ``note`` of :class:`Segments`.
 
 
 def prepare(x: Any, side: int) -> Prepared:

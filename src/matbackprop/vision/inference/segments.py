@@ -21,47 +21,31 @@ from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contou
 
 T = TypeVar("T")
 
-GRADIENT_WIDTH = 2.0
-"""Standard deviation in pixels of the Gaussian derivatives that replace a network."""
-GRADIENT_SCALE = 8.0
-"""Color gradient, in Lab units per pixel, with contour strength 1 − 1/e."""
-GRADIENT_THRESHOLD = 0.38
-"""Default threshold without a network."""
+GRADIENT_WIDTH = 2.0  #: Standard deviation in pixels of the Gaussian derivatives that replace a network.
+GRADIENT_SCALE = 8.0  #: Color gradient, in Lab units per pixel, with contour strength 1 − 1/e.
+GRADIENT_THRESHOLD = 0.38  #: Default threshold without a network.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Segments:
-    """Segmentations of one photograph. Label maps are computed on demand.
+    """Segmentations of one photograph. Label maps are computed on demand."""
 
-    Attributes:
-        pixels: (h, w, 3) RGB bytes of the photograph.
-        ks: numbers of regions or clusters in exports.
-        network: whether a network computed the contours or features.
-        seconds: wall time.
-        threshold: contour strength at which the hierarchy is cut by default.
-        contours: (h', w') contour strength in [0, 1], at the reduced size; None after clustering.
-        regions: (h', w') watershed regions, the leaves of the hierarchy; None after clustering.
-        hierarchy: tree of merges over the regions; None after clustering.
-        clusterings: number of clusters → (h', w') label map; None for a hierarchy.
-        name: file name of the photograph.
-        path: file of the photograph, for references in exports; None if it was not read from a file.
-        note: description of a value conversion, such as rescaling 16 bits; empty for no conversion.
-        names: region names of a user-defined segmentation, included in exports; empty for none.
-    """
-
-    pixels: NDArray[np.uint8]
-    ks: tuple[int, ...]
-    network: bool
-    seconds: float
-    threshold: float = 0.5
+    pixels: NDArray[np.uint8]  #: (h, w, 3) RGB bytes of the photograph
+    ks: tuple[int, ...]  #: numbers of regions or clusters in exports
+    network: bool  #: whether a network computed the contours or features
+    seconds: float  #: wall time
+    threshold: float = 0.5  #: contour strength at which the hierarchy is cut by default
+    #: (h', w') contour strength in [0, 1], at the reduced size; None after clustering
     contours: NDArray[np.float16] | None = None
+    #: (h', w') watershed regions, the leaves of the hierarchy; None after clustering
     regions: NDArray[np.int32] | None = None
-    hierarchy: Hierarchy | None = None
+    hierarchy: Hierarchy | None = None  #: tree of merges over the regions; None after clustering
+    #: number of clusters → (h', w') label map; None for a hierarchy
     clusterings: Mapping[int, NDArray[np.int32]] | None = None
-    name: str = "picture.png"
-    path: Path | None = None
-    note: str = ""
-    names: tuple[str, ...] = ()
+    name: str = "picture.png"  #: file name of the photograph
+    path: Path | None = None  #: file of the photograph, for references in exports; None if it was not read from a file
+    note: str = ""  #: description of a value conversion, such as rescaling 16 bits; empty for no conversion
+    names: tuple[str, ...] = ()  #: region names of a user-defined segmentation, included in exports; empty for none
 
     def __repr__(self) -> str:
         height, width = self.size

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.vision.metrics.regions import as_label_map, check_size, harmonic_mean
 
-TOLERANCE = 0.0075
-"""Maximum distance between matched boundary pixels, as a fraction of the image diagonal."""
+TOLERANCE = 0.0075  #: Maximum distance between matched boundary pixels, as a fraction of the image diagonal.
 
 
 def boundary_map(labels: Any) -> NDArray[np.bool_]:

@@ -14,23 +14,16 @@ from matbackprop.vision.metrics.objects_parts import best_f, score_objects
 from matbackprop.vision.metrics.regions import HumanMaps, RegionScores, harmonic_mean, score_regions
 from matbackprop.vision.workers import parallel_map
 
-Maps = Sequence[Any] | Callable[[], Sequence[Any]]
-"""Label maps of an image, or a function that reads them."""
+Maps = Sequence[Any] | Callable[[], Sequence[Any]]  #: Label maps of an image, or a function that reads them.
 
 
 @dataclass(frozen=True)
 class ImageScores(RegionScores):
-    """Scores of one image with ``t`` segmentations and ``g`` human maps.
+    """Scores of one image with ``t`` segmentations and ``g`` human maps."""
 
-    Attributes:
-        id: image name.
-        boundary: boundary counts ``(t, 4)`` of :func:`boundary_counts`, or None.
-        objects: precision and recall of objects and parts, ``(t, 2)``, or None.
-    """
-
-    id: str
-    boundary: NDArray[np.int64] | None = None
-    objects: NDArray[np.float64] | None = None
+    id: str  #: image name
+    boundary: NDArray[np.int64] | None = None  #: boundary counts ``(t, 4)`` of :func:`boundary_counts`, or None
+    objects: NDArray[np.float64] | None = None  #: precision and recall of objects and parts, ``(t, 2)``, or None
 
     @property
     def paper_best(self) -> float:
@@ -215,6 +208,7 @@ def _named(stem: str, scores: tuple[float, float]) -> dict[str, float]:
     return {f"{stem}_ods": scores[0], f"{stem}_ois": scores[1]}
 
 
+#: Metric → its row for an image, and the scores of a data set from the rows of its images.
 MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str, float]]]] = {
     "covering": (_covering_row, _covering_scores),
     "pri": (lambda score: score.rand_index.mean(1), lambda rows: _named("pri", over_scales(rows))),
@@ -222,7 +216,6 @@ MEASURES: dict[str, tuple[Callable[[ImageScores], Any], Callable[[Any], dict[str
     "boundary": (lambda score: score.boundary, boundary_scores),
     "objects": (lambda score: score.objects, lambda rows: _named("objects", over_scales(rows, best_f))),
 }
-"""Metric → its row for an image, and the scores of a data set from the rows of its images."""
 
 
 def over_scales(

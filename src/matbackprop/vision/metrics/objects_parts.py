@@ -8,14 +8,10 @@ from numpy.typing import NDArray
 
 from matbackprop.vision.metrics.regions import HumanMaps, Overlaps, harmonic_mean
 
-OBJECT = 0.9
-"""Minimum relative overlap for two regions to be the same object, or for one to be inside the other."""
-PART = 0.25
-"""Minimum fraction of a region that a part covers."""
-PART_WEIGHT = 0.1
-"""Weight of a part relative to an object."""
-COVERED = 0.99
-"""Fraction of the image covered by candidates."""
+OBJECT = 0.9  #: Minimum relative overlap for two regions to be the same object, or for one to be inside the other.
+PART = 0.25  #: Minimum fraction of a region that a part covers.
+PART_WEIGHT = 0.1  #: Weight of a part relative to an object.
+COVERED = 0.99  #: Fraction of the image covered by candidates.
 
 
 def objects_and_parts(segmentations: Sequence[Any], ground_truth: Sequence[Any]) -> NDArray[np.float64]:

@@ -16,21 +16,14 @@ _DENSE_CELLS = 1 << 22  # larger tables of counts are built by sorting
 
 @dataclass(frozen=True)
 class RegionScores:
-    """Region metrics of one image: ``t`` segmentations against ``g`` human maps.
+    """Region metrics of one image: ``t`` segmentations against ``g`` human maps."""
 
-    Attributes:
-        covering: Cover(S_t → G_g), ``(t, g)``.
-        rand_index: Rand index, ``(t, g)``.
-        variation_of_information: in bits, ``(t, g)``.
-        best_covering: covering of each human map by the best regions over all segmentations, ``(g,)``.
-        pixels: number of pixels of the image.
-    """
-
-    covering: NDArray[np.float64]
-    rand_index: NDArray[np.float64]
-    variation_of_information: NDArray[np.float64]
+    covering: NDArray[np.float64]  #: Cover(S_t → G_g), ``(t, g)``
+    rand_index: NDArray[np.float64]  #: Rand index, ``(t, g)``
+    variation_of_information: NDArray[np.float64]  #: in bits, ``(t, g)``
+    #: covering of each human map by the best regions over all segmentations, ``(g,)``
     best_covering: NDArray[np.float64]
-    pixels: int
+    pixels: int  #: number of pixels of the image
 
 
 def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer]:

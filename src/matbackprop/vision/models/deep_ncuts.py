@@ -28,8 +28,8 @@ class _Geometry:
 
     def __init__(self, info: TapInfo) -> None:
         self.stride, self.reach = info.stride, info.reach
+        # Pixels from the center of the first block to that of the first cell.
         self.shift = info.offset - (info.stride - 1) / 2
-        """Pixels from the center of the first block to that of the first cell."""
 
     def cells(self, pixels: int) -> int:
         """Number of cells along a side of ``pixels`` pixels."""

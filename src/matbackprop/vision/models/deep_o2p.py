@@ -219,10 +219,8 @@ class RegionClassifier(PretrainedMixin, nn.Module):
     def _build_backbone(self) -> None:
         config = self.config
         self.backbone = build_backbone(config.backbone)
-        self.last = self.backbone.taps[-1]
-        """Input of the fully connected layers or of the average."""
-        self.taps = () if config.head == "fc" else config.taps or (self.last,)
-        """Maps that are pooled."""
+        self.last = self.backbone.taps[-1]  # input of the fully connected layers or of the average
+        self.taps = () if config.head == "fc" else config.taps or (self.last,)  # maps that are pooled
         self.used_maps = [part for tap in self.taps for part in tap.split("+")]
         self.used_maps += [self.last] if config.head in ("fc", "both") and self.last not in self.used_maps else []
         needed = max(self.backbone.info(tap).reach for tap in self.used_maps)

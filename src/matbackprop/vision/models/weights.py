@@ -15,8 +15,7 @@ from torch.overrides import TorchFunctionMode
 from matbackprop.errors import WeightsError, needs
 from matbackprop.vision.files import atomic_write, read_json, shorten, show
 
-_SCALE = ".scale"
-"""Suffix of the scales of 8-bit weights."""
+_SCALE = ".scale"  #: Suffix of the scales of 8-bit weights.
 
 
 def in_eight_bits(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,8 +23,8 @@ from scipy.ndimage import uniform_filter1d
 from matbackprop.vision.files import atomic_file, is_number
 from matbackprop.vision.inference.drawing import WHITE, as_rgb, draw_boundaries, paint_labels
 
+#: Eight hues in drawing order, distinguishable on light and dark pages and with color blindness.
 PALETTE = ("#2f7de1", "#e2711d", "#2a9d6f", "#8b5fd3", "#d1495b", "#1798b5", "#b8901f", "#7c8491")
-"""Eight hues in drawing order, distinguishable on light and dark pages and with color blindness."""
 
 INK = "#1d2025"
 MUTED = "#6b7280"
@@ -66,8 +66,7 @@ _RC: Any = {
     "figure.constrained_layout.use": True,
 }
 
-styled = mpl.rc_context(_RC)
-"""Decorator that applies the shared style instead of the settings of the user."""
+styled = mpl.rc_context(_RC)  #: Decorator that applies the shared style instead of the settings of the user.
 
 
 @styled

@@ -24,6 +24,7 @@ from matbackprop.vision.report.tables import format_number
 if TYPE_CHECKING:
     from matbackprop.vision.training.run_folder import RunFolder
 
+#: Descriptions of the metrics in ``metrics.jsonl`` and ``summary.json``, by the last part of their names.
 GLOSSARY = {
     "loss": "training objective, mean over regions or images",
     "objective": "normalized-cut objective: distance between the span of the features and that of the human regions",
@@ -37,7 +38,6 @@ GLOSSARY = {
     "power": "exponent of the matrix power",
     "soft_rank": "trace of the soft projector",
 }
-"""Descriptions of the metrics in ``metrics.jsonl`` and ``summary.json``, by the last part of their names."""
 
 _HEADLINES = 6
 

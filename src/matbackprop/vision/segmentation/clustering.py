@@ -14,17 +14,12 @@ from matbackprop.vision.segmentation.hierarchy import check_ks
 
 
 class KMeans(NamedTuple):
-    """The best clustering for each K.
+    """The best clustering for each K."""
 
-    Attributes:
-        labels: (*b, n, m) cluster of each point, below K; clusters can be empty.
-        centers: (*b, n, max K, e). Only the first K rows are valid and, with ``leading``, the first K coordinates.
-        distortion: (*b, n) weighted sum of squared distances Σ wᵢ‖xᵢ − c‖².
-    """
-
-    labels: Tensor
+    labels: Tensor  #: (*b, n, m) cluster of each point, below K; clusters can be empty
+    #: (*b, n, max K, e). Only the first K rows are valid and, with ``leading``, the first K coordinates
     centers: Tensor
-    distortion: Tensor
+    distortion: Tensor  #: (*b, n) weighted sum of squared distances Σ wᵢ‖xᵢ − c‖²
 
 
 def center_scores(points: Tensor, centers: Tensor) -> Tensor:

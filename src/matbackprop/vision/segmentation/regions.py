@@ -11,19 +11,12 @@ from matbackprop.errors import ShapeError
 
 
 class RegionGraph(NamedTuple):
-    """Adjacency graph of the regions of a partition.
+    """Adjacency graph of the regions of a partition."""
 
-    Attributes:
-        areas: (S,) number of pixels of each region.
-        edges: (E, 2) pairs i < j of regions that share a border, sorted.
-        lengths: (E,) number of neighboring pixel pairs across the border.
-        pairs: (P,) edge of each such pixel pair, horizontal pairs first, both in raster order.
-    """
-
-    areas: NDArray[np.int64]
-    edges: NDArray[np.int64]
-    lengths: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    areas: NDArray[np.int64]  #: (S,) number of pixels of each region
+    edges: NDArray[np.int64]  #: (E, 2) pairs i < j of regions that share a border, sorted
+    lengths: NDArray[np.int64]  #: (E,) number of neighboring pixel pairs across the border
+    pairs: NDArray[np.int64]  #: (P,) edge of each such pixel pair, horizontal pairs first, both in raster order
 
 
 def region_graph(regions: ArrayLike) -> RegionGraph:

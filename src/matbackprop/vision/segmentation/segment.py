@@ -23,17 +23,11 @@ from matbackprop.vision.segmentation.hierarchy import check_ks
 
 
 class Embedding(NamedTuple):
-    """Weighted points in a spectral space.
+    """Weighted points in a spectral space."""
 
-    Attributes:
-        points: (*b, m, e) coordinates, in descending order of eigenvalues.
-        weights: (*b, m) non-negative weights of the points.
-        eigenvalues: (*b, e) in [0, 1], descending: of M = D^(−½)WD^(−½), or of the soft projector.
-    """
-
-    points: Tensor
-    weights: Tensor
-    eigenvalues: Tensor
+    points: Tensor  #: (*b, m, e) coordinates, in descending order of eigenvalues
+    weights: Tensor  #: (*b, m) non-negative weights of the points
+    eigenvalues: Tensor  #: (*b, e) in [0, 1], descending: of M = D^(−½)WD^(−½), or of the soft projector
 
 
 def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding:
@@ -113,13 +107,9 @@ def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
 
 @dataclass(frozen=True)
 class NCutSpace:
-    """Space of the relaxed normalized cut: D^(−½)U, weighted by the degrees, with K coordinates for K clusters.
+    """Space of the relaxed normalized cut: D^(−½)U, weighted by the degrees, with K coordinates for K clusters."""
 
-    Attributes:
-        lam: Λ of W = FΛFᵀ; None for the identity.
-    """
-
-    lam: Tensor | None = None
+    lam: Tensor | None = None  #: Λ of W = FΛFᵀ; None for the identity
     leading: ClassVar[bool] = True
 
     def embed(self, f: Tensor, most: int) -> Embedding:
@@ -129,13 +119,9 @@ class NCutSpace:
 
 @dataclass(frozen=True)
 class SoftSpace:
-    """Space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights.
+    """Space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights."""
 
-    Attributes:
-        ridge: λ.
-    """
-
-    ridge: float = 0.3
+    ridge: float = 0.3  #: λ
     leading: ClassVar[bool] = False
 
     def embed(self, f: Tensor, most: int) -> Embedding:
@@ -143,22 +129,15 @@ class SoftSpace:
         return soft_embedding(f, ridge=self.ridge)
 
 
-CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)
-"""Default numbers of clusters; chosen on training images of BSDS300."""
-CELLS = 2400
-"""Approximate number of points to cluster."""
+CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)  #: Default numbers of clusters; chosen on training images of BSDS300.
+CELLS = 2400  #: Approximate number of points to cluster.
 
 
 class Segmentation(NamedTuple):
-    """Segmentations of an image or of a batch.
+    """Segmentations of an image or of a batch."""
 
-    Attributes:
-        labels: (*b, n, H, W) int64 maps, one per K, numbered from 0.
-        embedding: points (*b, h·w, e), weights and eigenvalues on the feature grid.
-    """
-
-    labels: Tensor
-    embedding: Embedding
+    labels: Tensor  #: (*b, n, H, W) int64 maps, one per K, numbered from 0
+    embedding: Embedding  #: points (*b, h·w, e), weights and eigenvalues on the feature grid
 
 
 def _resize(x: Tensor, grid: tuple[int, int], size: tuple[int, int]) -> Tensor:

@@ -22,10 +22,8 @@ from matbackprop.vision.inference.export import Format
 from matbackprop.vision.inference.segmenting import Segments
 from matbackprop.vision.segmentation import Hierarchy, split_region, unite_region
 
-MAX_SIDE = 800
-"""Longest side of a photograph on the page."""
-MAX_PAST = 100
-"""Number of undo steps."""
+MAX_SIDE = 800  #: Longest side of a photograph on the page.
+MAX_PAST = 100  #: Number of undo steps.
 VIEWS = ("regions", "contours", "heights")
 
 Pixels = NDArray[np.uint8]

@@ -34,16 +34,11 @@ with needs("the page needs Gradio", "'matbackprop[serve]'"):
 
     from matbackprop.vision.serve.server import AGE, FULL, MAX_KEPT, remove_old
 
-MAX_UPLOAD = "50mb"
-"""Maximum file size."""
-MAX_VISITORS = 50
-"""Maximum number of visitors in memory; the least recently active is evicted first."""
-MAX_OPEN = 4
-"""Maximum number of analyses per visitor in memory, about 3 MB each; others are recomputed."""
-MAX_WAITING = 64
-"""Maximum number of queued requests."""
-MAX_PHOTOGRAPHS = 24
-"""Maximum number of photographs per visitor."""
+MAX_UPLOAD = "50mb"  #: Maximum file size.
+MAX_VISITORS = 50  #: Maximum number of visitors in memory; the least recently active is evicted first.
+MAX_OPEN = 4  #: Maximum number of analyses per visitor in memory, about 3 MB each; others are recomputed.
+MAX_WAITING = 64  #: Maximum number of queued requests.
+MAX_PHOTOGRAPHS = 24  #: Maximum number of photographs per visitor.
 
 FORMATS = {"PNG images": "png", "SVG outlines": "svg", "COCO masks": "coco", "LabelMe polygons": "labelme",
            "NPZ levels": "npz", "UCM2 contours": "ucm2"}  # fmt: skip

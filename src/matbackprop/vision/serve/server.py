@@ -20,14 +20,10 @@ from starlette.responses import PlainTextResponse
 from matbackprop.errors import ConfigurationError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MAX_REQUEST = 200 << 20
-"""Maximum size of a request in bytes, including files."""
-MAX_KEPT = 1 << 30
-"""Maximum total size of stored and incoming files in bytes."""
-AGE = 600
-"""Seconds after which files are removed."""
-MAX_CONNECTIONS = 256
-"""Maximum number of open connections."""
+MAX_REQUEST = 200 << 20  #: Maximum size of a request in bytes, including files.
+MAX_KEPT = 1 << 30  #: Maximum total size of stored and incoming files in bytes.
+AGE = 600  #: Seconds after which files are removed.
+MAX_CONNECTIONS = 256  #: Maximum number of open connections.
 FULL = "The page stores too many files. Try again in ten minutes."
 
 

@@ -48,54 +48,35 @@ Scale = Annotated[float, Field(gt=0, le=16)]
 class EngineConfig:
     """Device, duration, metrics and checkpoints of a run."""
 
-    run: Path | None = None
-    """Run folder. Default: runs/<recipe>-<preset>-seed<seed>."""
-    seed: Natural = 0
-    """Seed of weights, data order, augmentation and dropout."""
-    max_epochs: Count = 1
-    """Number of epochs."""
-    resume: bool = False
-    """Resume from the last checkpoint in the run folder, or start if there is none."""
-    overwrite: bool = False
-    """Replace the run in the folder."""
-    devices: str = "auto"
-    """Number of devices per node, or a list: auto, 1, 8, or 0,2."""
-    nodes: Count = 1
-    """Number of nodes (with torchrun or SLURM)."""
+    run: Path | None = None  #: Run folder. Default: runs/<recipe>-<preset>-seed<seed>.
+    seed: Natural = 0  #: Seed of weights, data order, augmentation and dropout.
+    max_epochs: Count = 1  #: Number of epochs.
+    resume: bool = False  #: Resume from the last checkpoint in the run folder, or start if there is none.
+    overwrite: bool = False  #: Replace the run in the folder.
+    devices: str = "auto"  #: Number of devices per node, or a list: auto, 1, 8, or 0,2.
+    nodes: Count = 1  #: Number of nodes (with torchrun or SLURM).
+    #: Strategy for several devices. auto selects ddp if there is more than one.
     strategy: Literal["auto", "ddp"] = "auto"
-    """Strategy for several devices. auto selects ddp if there is more than one."""
-    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
-    """Type of device."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"  #: Type of device.
+    #: Precision of the network. Structured layers compute in float64 by default.
     precision: Literal["32", "bf16-mixed"] = "32"
-    """Precision of the network. Structured layers compute in float64 by default."""
+    #: Precision of float32 matrix products of the network. high allows TF32 on NVIDIA GPUs.
     matmul_precision: Literal["highest", "high"] = "high"
-    """Precision of float32 matrix products of the network. high allows TF32 on NVIDIA GPUs."""
-    deterministic: bool = False
-    """Use deterministic algorithms only (slower on a GPU)."""
-    gradient_clip: Positive | None = None
-    """Maximum norm of the gradient."""
-    accumulate: Count = 1
-    """Batches per optimizer step."""
-    log_every: Count = 50
-    """Steps between logged metrics. Metrics are averaged over these steps."""
-    validate_every: Count = 1
-    """Epochs between validations."""
+    deterministic: bool = False  #: Use deterministic algorithms only (slower on a GPU).
+    gradient_clip: Positive | None = None  #: Maximum norm of the gradient.
+    accumulate: Count = 1  #: Batches per optimizer step.
+    log_every: Count = 50  #: Steps between logged metrics. Metrics are averaged over these steps.
+    validate_every: Count = 1  #: Epochs between validations.
+    #: Metric whose smallest value selects the best checkpoint, if validation uses held-out training data.
     monitor: str = "val/loss"
-    """Metric whose smallest value selects the best checkpoint, if validation uses held-out training data."""
-    checkpoints: bool = True
-    """Write checkpoints. A run without them cannot be resumed."""
-    checkpoint_every_steps: Natural = 0
-    """Steps between checkpoints within an epoch; 0 to disable them."""
+    checkpoints: bool = True  #: Write checkpoints. A run without them cannot be resumed.
+    checkpoint_every_steps: Natural = 0  #: Steps between checkpoints within an epoch; 0 to disable them.
+    #: Minimum seconds between checkpoints at the end of epochs. The last checkpoint is always written.
     checkpoint_min_seconds: NonNegative = 30.0
-    """Minimum seconds between checkpoints at the end of epochs. The last checkpoint is always written."""
-    guard_every: Count = 16
-    """Batches between checks for NaN and Inf on a GPU. On the CPU, every step is checked."""
-    tensorboard: bool = True
-    """Write TensorBoard curves in addition to metrics.jsonl."""
-    progress: bool = True
-    """Show a progress bar on a terminal, otherwise a line every 30 seconds."""
-    report: bool = True
-    """Draw figures and write report.html at the end."""
+    guard_every: Count = 16  #: Batches between checks for NaN and Inf on a GPU. On the CPU, every step is checked.
+    tensorboard: bool = True  #: Write TensorBoard curves in addition to metrics.jsonl.
+    progress: bool = True  #: Show a progress bar on a terminal, otherwise a line every 30 seconds.
+    report: bool = True  #: Draw figures and write report.html at the end.
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|[1-9]|[1-5]\d|6[0-4]|(\d+,)+\d*", self.devices):
@@ -152,12 +133,11 @@ def resolve(recipe: Recipe, preset: str, file: Path | None = None, source: str |
 class DatasetConfig:
     """Location of a data set."""
 
+    #: Folder in the layout of COCO (o2p) or BSDS500. Default: the folder coco or BSDS500 in $MATBACKPROP_DATA.
     root: Path | None = None
-    """Folder in the layout of COCO (o2p) or BSDS500. Default: the folder coco or BSDS500 in $MATBACKPROP_DATA."""
+    #: Number of training images to generate (colored and textured shapes). Ignored if --data.root is set.
     generate: Annotated[int, Field(ge=0, le=100_000)] = 0
-    """Number of training images to generate (colored and textured shapes). Ignored if --data.root is set."""
-    cache: Path | None = None
-    """Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop."""
+    cache: Path | None = None  #: Folder for prepared data. Default: $MATBACKPROP_CACHE, then ~/.cache/matbackprop.
     layout: ClassVar[Literal["coco", "BSDS500"]] = "BSDS500"
 
     def __post_init__(self) -> None:
@@ -193,47 +173,31 @@ class RegionDataConfig(DatasetConfig):
     """Regions and their augmentation."""
 
     layout = "coco"
+    #: final: train on all images, validate on val, keep the last weights. tuning: hold out every fifth training image,
+    #: keep the best weights on held-out images.
     split: Literal["final", "tuning"] = "final"
-    (
-        "final: train on all images, validate on val, keep the last weights. tuning: hold out every fifth training "
-        "image, keep the best weights on held-out images."
-    )
-    side: Pixels = 200
-    """Longest side of a region."""
-    margin: NonNegative = 0.0
-    """Margin around the box of a region, as a fraction of its longest side."""
-    canvas: Pixels = 227
-    """Side of the network input."""
+    side: Pixels = 200  #: Longest side of a region.
+    margin: NonNegative = 0.0  #: Margin around the box of a region, as a fraction of its longest side.
+    canvas: Pixels = 227  #: Side of the network input.
+    #: Maximum shift of a region from the center in training, in pixels.
     jitter: Annotated[int, Field(ge=0, le=4096)] = 13
-    """Maximum shift of a region from the center in training, in pixels."""
-    flip: bool = True
-    """Mirror half of the regions in training."""
-    background: Background = "mask"
-    """Pixels around the object: keep them, or replace them with the mean color (mask)."""
-    batch_size: Count = 100
-    """Regions per training batch and device."""
-    validation_batch_size: Count = 500
-    """Regions per validation batch."""
-    threads: Threads = 4
-    """Number of reader threads."""
+    flip: bool = True  #: Mirror half of the regions in training.
+    background: Background = "mask"  #: Pixels around the object: keep them, or replace them with the mean color (mask).
+    batch_size: Count = 100  #: Regions per training batch and device.
+    validation_batch_size: Count = 500  #: Regions per validation batch.
+    threads: Threads = 4  #: Number of reader threads.
 
 
 @configuration
 class OptimizerConfig:
     """SGD with momentum and a cosine schedule."""
 
-    rate: PositiveRate = 0.01
-    """Learning rate of the head."""
-    backbone_factor: Rate = 0.1
-    """Learning rate of the backbone relative to the head."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum."""
-    decay: Rate = 5e-4
-    """Weight decay."""
-    warmup: NonNegative = 0.5
-    """Epochs of linear warm-up."""
-    label_smoothing: Fraction = 0.0
-    """Label smoothing: fraction of the target distributed evenly over all classes."""
+    rate: PositiveRate = 0.01  #: Learning rate of the head.
+    backbone_factor: Rate = 0.1  #: Learning rate of the backbone relative to the head.
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  #: Momentum.
+    decay: Rate = 5e-4  #: Weight decay.
+    warmup: NonNegative = 0.5  #: Epochs of linear warm-up.
+    label_smoothing: Fraction = 0.0  #: Label smoothing: fraction of the target distributed evenly over all classes.
 
 
 @configuration
@@ -322,40 +286,30 @@ O2P_PRESETS = {
 class SegmentedDataConfig(DatasetConfig):
     """Images with human segmentations."""
 
-    split: Literal["tuning", "final"] = "tuning"
-    """tuning: hold out every fifth training image for validation. final: train on all images."""
-    fold: Annotated[int, Field(ge=0, le=4)] = 0
-    """Index of the held-out fifth of the training images, 0 to 4."""
-    limit: Count | None = None
-    """Maximum number of training and of validation images."""
+    fold: Annotated[int, Field(ge=0, le=4)] = 0  #: Index of the held-out fifth of the training images, 0 to 4.
+    limit: Count | None = None  #: Maximum number of training and of validation images.
 
 
 @configuration
 class ImageDataConfig(SegmentedDataConfig):
     """Images and their augmentation."""
 
-    batch_size: Count = 1
-    """Images per training batch and device."""
-    flip: bool = True
-    """Mirror half of the images in training."""
-    jitter: Fraction = 0.0
-    """Maximum relative change of brightness, contrast and saturation in training."""
-    threads: Threads = 2
-    """Number of reader threads."""
+    #: tuning: hold out every fifth training image for validation. final: train on all images.
+    split: Literal["tuning", "final"] = "tuning"
+    batch_size: Count = 1  #: Images per training batch and device.
+    flip: bool = True  #: Mirror half of the images in training.
+    jitter: Fraction = 0.0  #: Maximum relative change of brightness, contrast and saturation in training.
+    threads: Threads = 2  #: Number of reader threads.
 
 
 @configuration
 class ObjectiveConfig:
     """Objective, and AdamW with a one-cycle schedule."""
 
-    objective: Literal["j1", "j2", "soft"] = "j2"
-    """j1 and j2 of the paper, or the soft projector."""
-    rate: PositiveRate = 1e-3
-    """Learning rate of the new layers."""
-    backbone_rate: Rate = 1e-4
-    """Learning rate of the backbone; 0 freezes it."""
-    decay: Rate = 5e-4
-    """Weight decay."""
+    objective: Literal["j1", "j2", "soft"] = "j2"  #: j1 and j2 of the paper, or the soft projector.
+    rate: PositiveRate = 1e-3  #: Learning rate of the new layers.
+    backbone_rate: Rate = 1e-4  #: Learning rate of the backbone; 0 freezes it.
+    decay: Rate = 5e-4  #: Weight decay.
 
 
 @configuration
@@ -424,46 +378,31 @@ NCUTS_PRESETS = {
 class ContourDataConfig(SegmentedDataConfig):
     """Random crops of images."""
 
-    split: Literal["tuning", "final", "train+val"] = "tuning"  # type: ignore[assignment]
-    (
-        "tuning: hold out every fifth training image for validation. final: train on all training images, and choose "
-        "the threshold on val. train+val: train on both, and keep the threshold of the configuration."
-    )
-    batch_size: Count = 8
-    """Crops per training batch and device."""
-    crop: Annotated[int, Field(ge=32, le=4096)] = 320
-    """Side of a crop in pixels."""
-    scale: tuple[Scale, Scale] = (0.75, 1.5)
-    """Range of the random scale of the image before cropping."""
-    jitter: Fraction = 0.2
-    """Standard deviation of the random gain of each color channel."""
+    #: tuning: hold out every fifth training image for validation. final: train on all training images, and choose the
+    #: threshold on val. train+val: train on both, and keep the threshold of the configuration.
+    split: Literal["tuning", "final", "train+val"] = "tuning"
+    batch_size: Count = 8  #: Crops per training batch and device.
+    crop: Annotated[int, Field(ge=32, le=4096)] = 320  #: Side of a crop in pixels.
+    scale: tuple[Scale, Scale] = (0.75, 1.5)  #: Range of the random scale of the image before cropping.
+    jitter: Fraction = 0.2  #: Standard deviation of the random gain of each color channel.
+    #: Train also on photographs without annotations: their folder, and a folder with their contours, written
+    #: by 'matbackprop segment --format contours'. Half of the crops are from these photographs.
     predicted: tuple[Path, Path] | None = None
-    (
-        "Train also on photographs without annotations: their folder, and a folder with their contours, written by "
-        "'matbackprop segment --format contours'. Half of the crops are from these photographs."
-    )
-    threads: Threads = 1
-    """Number of threads that prepare batches."""
+    threads: Threads = 1  #: Number of threads that prepare batches.
 
 
 @configuration
 class ContourTrainConfig:
     """AdamW with a one-cycle schedule."""
 
-    rate: PositiveRate = 1e-3
-    """Learning rate of the new layers."""
-    backbone_rate: Rate = 1e-4
-    """Learning rate of the backbone."""
-    freeze: str | None = None
-    """Freeze the backbone up to this map."""
-    decay: Rate = 1e-2
-    """Weight decay."""
-    side_weight: NonNegative = 0.4
-    """Weight of the loss of each level relative to the loss of the output."""
+    rate: PositiveRate = 1e-3  #: Learning rate of the new layers.
+    backbone_rate: Rate = 1e-4  #: Learning rate of the backbone.
+    freeze: str | None = None  #: Freeze the backbone up to this map.
+    decay: Rate = 1e-2  #: Weight decay.
+    side_weight: NonNegative = 0.4  #: Weight of the loss of each level relative to the loss of the output.
+    #: Decay of the moving average of the weights. The averaged network is saved.
     average: Annotated[float, Field(ge=0, lt=1)] = 0.995
-    """Decay of the moving average of the weights. The averaged network is saved."""
-    average_from: Natural = 50
-    """Step at which the average starts."""
+    average_from: Natural = 50  #: Step at which the average starts.
 
 
 @configuration
@@ -508,6 +447,7 @@ CONTOURS_PRESETS = {
 # ------------------------------------------------------------------------------------------------------------- recipes
 
 
+#: The recipes of ``matbackprop train``.
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -516,4 +456,3 @@ RECIPES = {
         Recipe("contours", ContoursConfig, CONTOURS_PRESETS),
     )
 }
-"""The recipes of ``matbackprop train``."""

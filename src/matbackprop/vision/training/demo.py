@@ -25,14 +25,11 @@ class DemoConfig:
     It takes about a minute on two processor cores and needs neither data nor a network connection.
     """
 
-    run: Path = Path("runs/demo")
-    """Folder for both runs and the photographs. Earlier runs are replaced."""
-    seed: Natural = 0
-    """Seed of the networks and of the order of the data."""
+    run: Path = Path("runs/demo")  #: Folder for both runs and the photographs. Earlier runs are replaced.
+    seed: Natural = 0  #: Seed of the networks and of the order of the data.
+    #: Number of training images of the classifier; the segmenter uses half as many.
     images: Annotated[int, Field(ge=2, le=100_000)] = 96
-    """Number of training images of the classifier; the segmenter uses half as many."""
-    epochs: Count = 8
-    """Number of epochs."""
+    epochs: Count = 8  #: Number of epochs.
 
 
 def main(config: DemoConfig) -> dict[str, Any]:

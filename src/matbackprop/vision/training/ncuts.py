@@ -41,21 +41,13 @@ def split_images(
 
 
 class ImagesBatch(NamedTuple):
-    """Batch of images with label maps, padded to one size.
+    """Batch of images with label maps, padded to one size."""
 
-    Attributes:
-        image: (b, 3, h, w), uint8; floating point in [0, 1] after :func:`augment`.
-        grid: int64 (b, a, h', w'), cell labels of each annotator, −1 outside the image.
-        num_labels: number of labels, the same for all batches.
-        flip: bool (b,), images to mirror; None in evaluation.
-        factors: (b, 3), factors of brightness, contrast and saturation; None for no change.
-    """
-
-    image: Tensor
-    grid: Tensor
-    num_labels: int
-    flip: Tensor | None = None
-    factors: Tensor | None = None
+    image: Tensor  #: (b, 3, h, w), uint8; floating point in [0, 1] after :func:`augment`
+    grid: Tensor  #: int64 (b, a, h', w'), cell labels of each annotator, −1 outside the image
+    num_labels: int  #: number of labels, the same for all batches
+    flip: Tensor | None = None  #: bool (b,), images to mirror; None in evaluation
+    factors: Tensor | None = None  #: (b, 3), factors of brightness, contrast and saturation; None for no change
 
 
 class PreparedSource:

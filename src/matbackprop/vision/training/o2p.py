@@ -21,8 +21,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import System
 
-LARGE = 400
-"""The error on regions with at least this many pixels is reported separately."""
+LARGE = 400  #: The error on regions with at least this many pixels is reported separately.
 
 
 def build_model(config: O2PConfig, names: list[str]) -> RegionClassifier:

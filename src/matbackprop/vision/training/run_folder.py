@@ -32,9 +32,9 @@ from matbackprop.vision.configuration import differences, to_json
 from matbackprop.vision.files import atomic_write, plain_numbers, read_json, shorten, show
 from matbackprop.vision.versions import versions
 
+#: Fields of the engine that must not change when a run is resumed.
 _FIXED = {"seed", "precision", "matmul_precision", "deterministic", "gradient_clip", "accumulate", "validate_every",
           "monitor"}  # fmt: skip
-"""Fields of the engine that must not change when a run is resumed."""
 
 _FIX = "Remove it, or restore a copy."
 _Number = Annotated[float, Field(gt=-1e300, lt=1e300)]  # can be drawn

@@ -95,8 +95,7 @@ def two_rates(model: nn.Module, backbone: nn.Module, rate: float, backbone_rate:
 class Data(ABC):
     """Base class of training and validation data."""
 
-    may_choose = True
-    """Whether the validation selects the best checkpoint. If not, the last weights are the result."""
+    may_choose = True  #: Whether the validation selects the best checkpoint. If not, the last weights are the result.
 
     @abstractmethod
     def train_loader(self) -> EpochLoader:

@@ -40,19 +40,12 @@ def start_randomly(network: nn.Module) -> None:
 
 
 class TapInfo(NamedTuple):
-    """Channels of a feature map and position of its cells in the image.
+    """Channels of a feature map and position of its cells in the image."""
 
-    Attributes:
-        channels: number of channels.
-        stride: distance between neighboring cells in pixels.
-        offset: pixel coordinate of the center of the first cell. The center of cell i is offset + i · stride.
-        reach: minimum image side for one cell; n cells need reach + (n − 1) · stride pixels.
-    """
-
-    channels: int
-    stride: int
-    offset: float
-    reach: int
+    channels: int  #: number of channels
+    stride: int  #: distance between neighboring cells in pixels
+    offset: float  #: pixel coordinate of the center of the first cell. The center of cell i is offset + i · stride
+    reach: int  #: minimum image side for one cell; n cells need reach + (n − 1) · stride pixels
 
 
 class Backbone(nn.Module, ABC):

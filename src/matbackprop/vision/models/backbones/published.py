@@ -42,6 +42,7 @@ class BackboneEntry(NamedTuple):
     member: str = ""
 
 
+#: Backbones by name. Add an entry to use a backbone of another package.
 BACKBONES = {
     "alexnet": BackboneEntry(
         f"{_HERE}.alexnet_vgg16:AlexNet",
@@ -70,15 +71,14 @@ BACKBONES = {
         "397923af",
     ),
 }
-"""Backbones by name. Add an entry to use a backbone of another package."""
 
 
+#: Adapters by prefix: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``.
 ADAPTERS = {
     "hf": f"{_HERE}.modules:HuggingFace",
     "timm": f"{_HERE}.modules:TimmFeatures",
     "torchvision": f"{_HERE}.modules:TorchvisionModel",
 }
-"""Adapters by prefix: ``"hf:facebook/dinov2-small"``, ``"timm:resnet50"``, ``"torchvision:resnet50"``."""
 
 
 def check_published(name: object) -> None:
