@@ -482,6 +482,20 @@ def test_unchecked_undefined_input_is_nan(metric):
         assert grad.isnan().all((-2, -1)).tolist() == [True, True, True, False]
 
 
+def test_bures_geodesics_of_channels_in_different_units_are_accurate():
+    """The eigenvalues of P have rounding errors of the largest one, 1e17 times the smallest."""
+    units = torch.diag(torch.tensor([1.0, 1e-5, 1e4], dtype=torch.float64))
+    p, v = (sym(units @ x @ units) for x in (gram(n=3, seed=1), 0.1 * gram(n=3, seed=2)))
+    value, grads = exact(lambda x, y: truth.spd_exp_map(x, y, "bures_wasserstein"), p, v)
+    p, v = p.requires_grad_(), v.requires_grad_()
+    end = spd.exp_map(p, v, metric="bures_wasserstein")
+    (end * cotangent(3)).sum().backward()
+    inverse = torch.linalg.inv(units)
+    assert relative(inverse @ end @ inverse, inverse @ value @ inverse) < 1e-9
+    for x, want in ((p, grads[0]), (v, grads[1])):
+        assert relative(units @ sym(x.grad) @ units, units @ want @ units) < 1e-8
+
+
 def test_unresolved_gradients_of_bures_distances_are_rejected():
     units = torch.tensor([1e-2, 1e-1, 1e8], dtype=torch.float64)
     x = units.unsqueeze(-1) * torch.randn(2, 3, 9, generator=generator(2), dtype=torch.float64)

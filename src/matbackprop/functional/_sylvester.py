@@ -58,10 +58,9 @@ class _Sylvester(Operation):
         return apply(_Sylvester, a, b, right, *factors)
 
 
-def lyapunov_of_definite(p: Tensor, c: Tensor) -> Tensor:
-    """X with PX + XP = C for a positive definite P in the dtype of the computation."""
-    factors = batched_eigh(p.detach())
-    return apply(_Sylvester, p, p, c, *factors, *factors)
+def lyapunov_by_spectrum(p: Tensor, c: Tensor, spectrum: tuple[Tensor, Tensor]) -> Tensor:
+    """X with PX + XP = C, given the eigenvalues and eigenvectors of P."""
+    return apply(_Sylvester, p, p, c, *spectrum, *spectrum)
 
 
 def sylvester(

@@ -16,11 +16,11 @@ from matbackprop._torch import is_differentiated
 from matbackprop.checks import check_option, nan_where
 from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
-from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil
+from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil, spectrum_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.functional._sylvester import lyapunov_of_definite
+from matbackprop.functional._sylvester import lyapunov_by_spectrum
 from matbackprop.numerics import inner, real_dtype, symmetrize
 from matbackprop.refinement import refinement_needed
 from matbackprop.solvers import batched_eigh
@@ -189,8 +189,11 @@ class _BuresWasserstein:
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        way = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device) + lyapunov_of_definite(p, v)
-        return nan_where(torch.linalg.cholesky_ex(way.detach()).info != 0, symmetrize(way @ p @ way))
+        order, eye = descending(p), torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        p, v = order @ p @ order.mT, order @ v @ order.mT
+        way = eye + lyapunov_by_spectrum(p, v, spectrum_of_pencil(p.detach(), eye))
+        inside = torch.linalg.cholesky_ex(way.detach()).info == 0
+        return order.mT @ nan_where(~inside, symmetrize(way @ p @ way)) @ order
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         moved = self._transport(p, q) @ p - p
