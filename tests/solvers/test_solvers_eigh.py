@@ -152,6 +152,7 @@ def test_route_names(monkeypatch):
     device, double = torch.device("cuda"), torch.float64
     assert solver._route(device, double, 1024, 1, fine=False) == ("cusolver", solver._one_by_one_refined)
     assert solver._route(device, torch.float32, 1024, 1, fine=False) == ("cusolver", solver._one_by_one)
+    assert solver._route(device, double, 10_000, 1, fine=False) == ("cusolver", solver._one_by_one)
     assert solver._route(device, double, 1024, 1, capturing=True)[0] == "tridiagonal"
     assert solver._route(device, double, 1500, 1, capturing=True)[0] == "cusolver-batched"
     monkeypatch.setattr(compiler, "shared_limit", lambda device: 163 * 1024)  # an A100's

@@ -29,6 +29,7 @@ _MAX_JACOBI = {torch.float32: 64, torch.float64: 60}  # up to which the Jacobi k
 _MAX_JACOBI_OF_MANY = 48  # the same for large batches
 _FEW, _FEW_LARGE = 512, 150  # order / batch above which cuSOLVER's routine for one matrix is faster than other routes
 _COUPLED, _TURN, _STEPS = 1e-12, 1e-5, 6  # of refinement: couplings that may remain, the last rotation, the steps
+_MAX_REFINED = 8192  # refinement needs the memory of ten matrices
 _MAX_HOST = 32  # complex orders for which torch calls cuSOLVER's Jacobi routine, accurate to 1e-10 at ties
 
 
@@ -154,7 +155,8 @@ def _route(
             return "jacobi", _by_jacobi
         blocked = tridiagonal.takes(device, n)
         if n > (_FEW if blocked else _FEW_LARGE) * batch and cusolver.available() and not capturing:
-            return "cusolver", _one_by_one if fine or dtype == torch.float32 else _one_by_one_refined
+            plain = fine or dtype == torch.float32 or n > _MAX_REFINED
+            return "cusolver", _one_by_one if plain else _one_by_one_refined
         if blocked:
             return "tridiagonal", _by_tridiagonal_form
         if cusolver.available():
