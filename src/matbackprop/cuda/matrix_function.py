@@ -151,7 +151,7 @@ class _Job(NamedTuple):
     rounding: float
     on_chip: bool
     solve: Solver
-    fallback: Callable[[Tensor], Tensor]
+    general: Callable[[Tensor], Tensor]
 
     def forward(self, a: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         if self.on_chip:
@@ -162,14 +162,11 @@ class _Job(NamedTuple):
         values, vectors = factors
         return (gradient if self.on_chip else gradient_in_parts)(g, a, values, vectors, self.function)
 
-    def general(self, a: Tensor) -> Tensor:
-        return self.fallback(a)
-
 
 def matrix_function(
-    a: Tensor, function: str, rounding: float, fallback: Callable[[Tensor], Tensor], solve: Solver
+    a: Tensor, function: str, rounding: float, general: Callable[[Tensor], Tensor], solve: Solver
 ) -> Tensor:
-    """g(A) in the dtype of A, for which :func:`applies` holds; the fallback is the operator without the kernels."""
-    job = _Job(function, rounding, on_chip(a.shape[-1], shared_limit(a.get_device())), solve, fallback)
+    """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the operator without the kernels."""
+    job = _Job(function, rounding, on_chip(a.shape[-1], shared_limit(a.get_device())), solve, general)
     wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
     return call_kernels(wide.contiguous(), job).to(a.dtype)

@@ -33,7 +33,7 @@ class Polar(NamedTuple):
 
     rotation: bool  # whether det Q = 1, with the last eigenvalue of P negative if det A is
     tolerance: float  # fraction of the largest singular value up to which a sum that divides counts as zero
-    fallback: Callable[[Tensor], Pair]
+    general: Callable[[Tensor], Pair]
 
     def forward(self, a: Tensor) -> tuple[Pair, tuple[Tensor]]:
         m, n = a.shape[-2:]
@@ -47,11 +47,8 @@ class Polar(NamedTuple):
         _launch("polar_tiny_adjoint", a, factors, g_q, g_p, out)
         return out
 
-    def general(self, a: Tensor) -> Pair:
-        return self.fallback(a)
 
-
-def polar(a: Tensor, rotation: bool, tolerance: float, fallback: Callable[[Tensor], Pair]) -> Pair:
-    """Q and P of matrices for which :func:`takes` holds; the fallback computes them in torch operations."""
-    pair: Pair = call_kernels(a.contiguous(), Polar(rotation, tolerance, fallback))
+def polar(a: Tensor, rotation: bool, tolerance: float, general: Callable[[Tensor], Pair]) -> Pair:
+    """Q and P of matrices for which :func:`takes` holds; ``general`` computes them in torch operations."""
+    pair: Pair = call_kernels(a.contiguous(), Polar(rotation, tolerance, general))
     return pair
