@@ -77,14 +77,6 @@ def test_bad_pictures_are_reported_counted_and_skipped(picture, tmp_path, capsys
     ]
 
 
-def test_no_readable_picture_exits_with_2_and_writes_nothing(tmp_path):
-    (tmp_path / "bad.png").write_text("no picture")
-    document = main(Config((tmp_path / "*.png",), out=tmp_path / "out", model="none"))
-    assert document["exit_code"] == 2
-    assert document["images"] == [] and "bad.png" in document["skipped"][0]["image"]
-    assert not (tmp_path / "out").exists()
-
-
 def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, capsys):
     with pytest.raises(DataError, match="No image"):
         main(Config(()))

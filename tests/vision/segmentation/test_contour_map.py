@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import ndimage
 
 from helpers.label_maps import voronoi
 from matbackprop.errors import ShapeError
@@ -34,14 +33,6 @@ def test_every_threshold_gives_a_level(tree):
     assert len(set(numbers)) > 10
     for labels, level in zip(segmentations, hierarchy.levels(numbers), strict=True):
         assert same_partition(labels, level[regions])
-
-
-def test_labeling_over_eight_neighbors_gives_the_same_regions(tree):
-    regions, hierarchy = tree
-    drawn = contour_map(regions, hierarchy)
-    for threshold in (0.1, 0.5, 0.6, 0.7, 0.8, 0.9):
-        labels = ndimage.label(drawn <= threshold, np.ones((3, 3)))[0][1::2, 1::2]
-        assert same_partition(labels, hierarchy.levels([len(np.unique(labels))])[0][regions])
 
 
 def test_the_layout_pixel_by_pixel():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.tiny_run import TinyData, TinyModule, assert_equal_tensors, last_checkpoint, lines, tiny_config, train
-from matbackprop.errors import CheckpointError, ConfigurationError
+from matbackprop.errors import ConfigurationError
 from matbackprop.vision.training.checkpoint import load_checkpoint, save_checkpoint
 from matbackprop.vision.training.engine import fit
 
@@ -115,11 +115,3 @@ def test_another_number_of_processes_within_an_epoch_is_rejected(tmp_path):
     save_checkpoint(state, path)
     with pytest.raises(ConfigurationError, match="within an epoch by 2 processes"):
         train(tiny_config(tmp_path / "run", checkpoint_every_steps=2, resume=True))
-
-
-def test_a_checkpoint_of_an_earlier_version_is_rejected(tmp_path):
-    run, _ = train(tiny_config(tmp_path / "run", max_epochs=1))
-    state = {"state_dict": last_checkpoint(run)["state_dict"], "optimizer_states": []}
-    save_checkpoint(state, run.checkpoints / "last.ckpt")
-    with pytest.raises(CheckpointError, match="KeyError: 'optimizer'"):
-        train(tiny_config(tmp_path / "run", max_epochs=2, resume=True))

@@ -22,15 +22,10 @@ _AHEAD = 2  # batches that each thread reads ahead
 
 
 class BatchSource(Protocol):
-    """Source of an :class:`EpochLoader`."""
+    """Source of an :class:`EpochLoader`: ``fetch`` returns the batch of the items ``indices``, int64 (n,)."""
 
-    def __len__(self) -> int:
-        """Return the number of items."""
-        ...
-
-    def fetch(self, indices: Tensor, epoch: int) -> Any:
-        """Return the batch of the items ``indices`` (int64, shape (n,)) in ``epoch``."""
-        ...
+    def __len__(self) -> int: ...
+    def fetch(self, indices: Tensor, epoch: int) -> Any: ...
 
 
 def generator_for(*keys: int) -> torch.Generator:
