@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -62,35 +63,19 @@ class Config:
     device: Literal["auto", "cpu", "cuda"] = "auto"  #: Device to use; auto selects CUDA if available.
 
 
-@dataclass(frozen=True)
-class _Save:
+def _save(config: Config, formats: tuple[Any, ...], result: Segments, stem: str) -> dict[str, Any]:
     """Write the results of an image and return its entry in the document."""
-
-    out: Path
-    k: int | None
-    threshold: float | None
-    formats: tuple[Any, ...]
-
-    def __call__(self, result: Segments, stem: str) -> dict[str, Any]:
-        if self.threshold is not None:
-            result = result.at(self.threshold)
-        files = result.save(self.out, self.k, formats=self.formats, stem=stem)
-        return {
-            "shown": result.count(self.k),
-            "threshold": None if self.k or result.hierarchy is None else result.threshold,
-            "regions": [result.count(k) for k in result.ks],
-            "note": result.note,
-            "seconds": round(result.seconds, 3),
-            **{name: file.as_posix() for name, file in files.items()},
-        }
-
-    def files(self, stem: str) -> dict[str, Path]:
-        from matbackprop.vision.inference.export import output_files
-
-        return output_files(self.out, stem, self.formats)
-
-    def exists(self, stem: str) -> bool:
-        return all(path.exists() for path in self.files(stem).values())
+    if config.threshold is not None:
+        result = result.at(config.threshold)
+    files = result.save(config.out, config.k, formats=formats, stem=stem)
+    return {
+        "shown": result.count(config.k),
+        "threshold": None if config.k or result.hierarchy is None else result.threshold,
+        "regions": [result.count(k) for k in result.ks],
+        "note": result.note,
+        "seconds": round(result.seconds, 3),
+        **{name: file.as_posix() for name, file in files.items()},
+    }
 
 
 def main(config: Config) -> dict[str, Any]:
@@ -110,6 +95,7 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def _segment(config: Config, paths: list[Path], device: torch.device, pool: Workers) -> dict[str, Any]:
+    from matbackprop.vision.inference.export import merge_coco, output_files
     from matbackprop.vision.inference.image_sets import segment_files
     from matbackprop.vision.inference.loading import load_segmenter
     from matbackprop.vision.inference.segmenting import check_options
@@ -122,11 +108,12 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
     if clusters:
         formats = tuple(name for name in formats if name not in ("ucm2", "contours"))  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
-    save = _Save(config.out, config.k, config.threshold, formats)
+    save = partial(_save, config, formats)
 
     jobs = list(zip(paths, _stems(paths), strict=True))
     keep = not (config.overwrite or config.frames)
-    kept = {path: stem for path, stem in jobs if keep and save.exists(stem)}
+    outputs = {path: output_files(config.out, stem, formats) for path, stem in jobs if keep}
+    kept = [path for path, files in outputs.items() if all(file.exists() for file in files.values())]
     left = [job for job in jobs if job[0] not in kept]
     if config.frames is not None or clusters:
         results = _one_by_one(left, model, ks, save, config)
@@ -134,9 +121,7 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
         results = segment_files(left, model, save, ks=ks, side=config.side, pool=pool, **averaged)
     entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
-        from matbackprop.vision.inference.export import merge_coco
-
-        files = {Path(entry["coco"]) for entry in entries} | {save.files(stem)["coco"] for stem in kept.values()}
+        files = {Path(entry["coco"]) for entry in entries} | {outputs[path]["coco"] for path in kept}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept results of {counted(len(kept), 'image')}. Use --overwrite to redo.", file=sys.stderr)
@@ -173,7 +158,7 @@ def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[s
 
 
 def _one_by_one(
-    jobs: Iterable[tuple[Path, str]], model: Any, ks: tuple[int, ...], save: _Save, config: Config
+    jobs: Iterable[tuple[Path, str]], model: Any, ks: tuple[int, ...], save: Callable[..., Any], config: Config
 ) -> _Results:
     from matbackprop.vision.inference import segment_frames, segment_photograph
 
