@@ -192,6 +192,10 @@ class Prepared(NamedTuple):
         """Set results of bad matrices to NaN."""
         return nan_where(self.bad, out)
 
+    def scaled(self, values: Tensor) -> Tensor:
+        """Apply the rescaling to numbers in the units of the matrices ``(*batch, n)``."""
+        return values if self.factors is None else values * self.factors[0] * self.factors[1]
+
     def back(self, values: Tensor) -> Tensor:
         """Undo the rescaling of eigenvalues or singular values ``(*batch, n)``."""
         return values if self.factors is None else values / self.factors[0] / self.factors[1]

@@ -17,6 +17,7 @@ CUTS = {
 
 FREE = {name: call for name, call in CUTS.items() if name != "embedding"} | {
     "projector": mb.projector,
+    "spectral projector": lambda a: mb.spectral_projector(a @ (0.25 * LABELS.diag() + 0.1 * EYE), rank=2),
     "polar": lambda a: mb.polar(a).Q,
     "rotation": mb.project_rotation,
     "procrustes": lambda x: mb.procrustes(x, x.flip(-1)),
@@ -49,6 +50,14 @@ def test_scale_invariant_operators_are_equal_at_every_scale(name, scale):
     plain, scaled = (torch.autograd.grad(CUTS[name](s * f).sum(), f)[0] for s in (1.0, scale))
     torch.testing.assert_close(scaled, plain, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(CUTS[name](0 * f), CUTS[name](0 * EYE))  # zero is accepted
+
+
+def test_thresholds_of_spectral_projectors_scale_with_the_matrix():
+    a = torch.stack([1e-200 * EYE, EYE, 1e200 * LABELS.double().diag()]).requires_grad_()
+    onto = mb.spectral_projector(a, threshold=1.5e200)
+    torch.testing.assert_close(onto, torch.stack([0 * EYE, 0 * EYE, (LABELS > 1).double().diag()]))
+    (grad,) = torch.autograd.grad(onto[2, 1, 2], a)
+    torch.testing.assert_close(1e200 * grad[2, 1, 2], torch.tensor(0.5, dtype=torch.float64))
 
 
 def test_float32_computation_checks_the_range_of_float32():

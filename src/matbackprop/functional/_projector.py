@@ -146,14 +146,14 @@ def spectral_projector(
         tensor([1., 0., 1.])
     """
     check_cut(rank, threshold)
-    ready = prepare(a, "a", check, precision, sizes="sums", symmetric=True)
+    ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
     n = a.shape[-1]
     if rank is not None and not 0 <= rank <= n:
         raise DomainError(f"rank must be in 0 … {n} for {n}×{n} matrices, got {rank}.")
     with autocast_off(a.device.type):
         values, u = batched_eigh(ready.x.detach())
         if rank is None:
-            cut = values.new_full(values.shape[:-1], threshold or 0.0)
+            cut = ready.scaled(values.new_full((*values.shape[:-1], 1), threshold or 0.0)).squeeze(-1)
             chosen = values > cut.unsqueeze(-1)
         else:
             chosen = (torch.arange(n, device=values.device) >= n - rank).expand(values.shape)
