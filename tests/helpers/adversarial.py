@@ -628,7 +628,7 @@ _of_two = {"symmetric": (0, 1), "unit": 4 * ROUNDING}
 _cut_row = {"rank_tol": lambda problem: math.sqrt(_gram_tol(problem)), "least": 4.0}
 
 ROWS = [
-    _spectral("matrix_log", lambda a, problem: truth.log(a), mb.matrix_log),
+    _spectral("matrix_log", lambda a, problem: truth.log(a), mb.matrix_log, least=1.0),
     _spectral("matrix_sqrt", lambda a, problem: _real_power(a, mpf(0.5)), mb.matrix_sqrt, counted=_COUNTED),
     _spectral("matrix_inv_sqrt", lambda a, problem: truth.power(a, mpf(-0.5)), mb.matrix_inv_sqrt),
     _spectral("matrix_exp", lambda a, problem: truth.exp(a), mb.matrix_exp),
@@ -654,7 +654,7 @@ ROWS = [
         "matrix_power_minus_2", lambda a, problem: truth.power(a, -2), lambda a, **o: mb.matrix_power(a, -2, **o)
     ),
     _user_defined("own_derivative", mpmath.atan, (torch.arctan, lambda x: 1 / (1 + x * x))),
-    _user_defined("own_log", _log, (torch.log, torch.reciprocal)),
+    _user_defined("own_log", _log, (torch.log, torch.reciprocal), least=1.0),
     _user_defined(
         "own_quotient", lambda x: 1 / (2 + x * x), (lambda x: 1 / (2 + x * x), lambda x: -2 * x / (2 + x * x) ** 2)
     ),
@@ -1010,7 +1010,14 @@ ROWS = [
         _threshold(0.5, 1e-3),
         composed=True,  # the diagonal is raised by some roundings of the dtype
     ),
-    Row("spd_log_eig", _matrix, lambda a, problem: _triangle(truth.log(a), problem), mb.spd.log_eig, symmetric=(0,)),
+    Row(
+        "spd_log_eig",
+        _matrix,
+        lambda a, problem: _triangle(truth.log(a), problem),
+        mb.spd.log_eig,
+        symmetric=(0,),
+        least=1.0,
+    ),
     Row(
         "spd_batch_norm",
         lambda draw: (*_two(draw), draw.symmetric(kind="plain", scale=1.0), *draw.rng.uniform(0.5, 2, (2, 1))),

@@ -187,7 +187,7 @@ def motions(problem: Problem) -> list[Motion | None]:
         v = 0.25 * _uniform(rng, a.shape, a.dtype)
         if a.dtype.kind == "i":
             out.append(None)
-        elif problem.row.rank_tol and i == 0 and not _has_full_rank(a, dtype):
+        elif problem.row.rank_tol and i == 0 and not _has_full_rank(_counted_rows(problem), dtype):
             c = np.diag(rng.choice([-0.25, 0.25], len(a)))  # CX is exact in every dtype
             c = c if (a == 0).all(1).any() else c[rng.permutation(len(a))]
             c = c + 0j if a.dtype.kind == "c" else c
@@ -197,6 +197,16 @@ def motions(problem: Problem) -> list[Motion | None]:
             v = (v + v.conj().T) / 2 if i in problem.row.symmetric else v
             out.append(Motion(rounded(v, dtype)))
     return out
+
+
+def _counted_rows(problem: Problem) -> np.ndarray:
+    """The rows of the first input whose label is not −1 and whose weight is not zero."""
+    first, *others = problem.arrays
+    kept = np.ones(first.shape[:1], dtype=bool)
+    for a in others:
+        if a.shape == kept.shape:
+            kept &= a >= 0 if a.dtype.kind == "i" else a != 0
+    return first[kept]
 
 
 def _has_full_rank(a: np.ndarray, dtype: torch.dtype) -> bool:
