@@ -9,11 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matbackprop.vision.versions import package_versions
+from matbackprop.vision.versions import PACKAGES, package_versions
 
 TOLERANCE = 1e-6
-_PACKAGES = ("matbackprop", "torch", "numpy", "scipy", "torchmetrics", "lightning-fabric", "safetensors", "pycocotools",
-             "kornia", "gradio", "timm", "torchvision", "transformers", "onnx", "av")  # fmt: skip
 
 
 @dataclass
@@ -60,7 +58,7 @@ def main(config: Config) -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     system = {"python": platform.python_version(), "platform": platform.platform()}
-    return system | dict.fromkeys(_PACKAGES, "not installed") | package_versions(_PACKAGES)
+    return system | dict.fromkeys(PACKAGES, "not installed") | package_versions()
 
 
 def _devices() -> dict[str, str]:

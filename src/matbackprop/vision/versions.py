@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-_PACKAGES = ("matbackprop", "torch", "lightning-fabric", "torchmetrics", "numpy", "scipy", "safetensors", "triton",
-             "cupy-cuda12x")  # fmt: skip
+PACKAGES = ("matbackprop", "torch", "triton", "numpy", "scipy", "torchmetrics", "lightning-fabric", "safetensors",
+            "pycocotools", "kornia", "gradio", "timm", "torchvision", "transformers", "onnx", "av")  # fmt: skip
 
 
 def versions() -> dict[str, Any]:
@@ -23,7 +23,7 @@ def versions() -> dict[str, Any]:
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
-        "packages": package_versions(_PACKAGES),
+        "packages": package_versions(),
         "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         "platform": platform.platform(),
@@ -32,7 +32,7 @@ def versions() -> dict[str, Any]:
     }
 
 
-def package_versions(names: Iterable[str]) -> dict[str, str]:
+def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
     known = {}
     for name in names:
