@@ -54,12 +54,10 @@ def is_wrapped(a: Tensor) -> bool:
 
 
 def requires_grad_inside(a: Tensor) -> bool:
-    """Whether ``a`` or a tensor that it wraps requires a gradient."""
     return any(t.requires_grad for t in _layers(a))
 
 
 def is_batched(a: Tensor) -> bool:
-    """Whether ``a`` or a tensor that it wraps is a batch of vmap."""
     return any(torch._C._functorch.is_batchedtensor(t) for t in _layers(a))
 
 
@@ -87,7 +85,6 @@ def reverse_mode_only() -> bool:
 
 
 def jvp_nesting() -> int:
-    """Return the nesting depth of ``torch.func.jvp``."""
     return eager_transforms.JVP_NESTING
 
 

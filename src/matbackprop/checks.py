@@ -152,7 +152,6 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tenso
 
 
 def into_range(a: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scale as in `rescaled`, for operators that are invariant to scale."""
     return rescaled(a, dtype)[0]
 
 
@@ -189,7 +188,6 @@ class Prepared(NamedTuple):
     factors: tuple[Tensor, Tensor] | None = None  # of `rescaled`
 
     def marked(self, out: Tensor) -> Tensor:
-        """Set results of bad matrices to NaN."""
         return nan_where(self.bad, out)
 
     def scaled(self, values: Tensor) -> Tensor:

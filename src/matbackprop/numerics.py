@@ -29,7 +29,6 @@ def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context that disables autocast."""
     # torch.compile cannot trace this query before torch 2.12, so CPU and CUDA skip it.
     if device_type not in ("cpu", "cuda") and not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
@@ -52,7 +51,6 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_double(dtype: torch.dtype) -> bool:
-    """Return whether the dtype is float64 or complex128."""
     return dtype in (torch.float64, torch.complex128)
 
 

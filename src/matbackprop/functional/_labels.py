@@ -50,7 +50,6 @@ class LabeledImages(NamedTuple):
 
     @property
     def annotators(self) -> bool:
-        """Whether each image has several labelings."""
         return self.labels.ndim == self.f.ndim
 
     def rows(self, rescale: bool = True) -> LabeledRows:

@@ -65,7 +65,6 @@ def shapes_of(matrices: dict[str, Tensor]) -> str:
 
 
 def broadcast_batches(matrices: dict[str, Tensor]) -> torch.Size:
-    """Return the common batch shape of matrices ``(*batch, m, n)``."""
     try:
         return torch.broadcast_shapes(*(a.shape[:-2] for a in matrices.values()))
     except RuntimeError as error:

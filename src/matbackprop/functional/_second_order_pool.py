@@ -134,7 +134,6 @@ class Thin(NamedTuple):
         return c + torch.diag_embed(at_eps.expand(*at_eps.shape[:-1], self.y.shape[-1]))
 
     def _unit_rows(self) -> Tensor:
-        """Rows of Y over their norms, zero if s is zero."""
         return self.y * torch.where(self.s > 0, self.s, torch.inf).rsqrt().unsqueeze(-1)
 
     def _right_vectors(self) -> Tensor:
@@ -492,7 +491,6 @@ def _pool_by_kernels(
 def _pool_in_general(
     f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction, center: bool
 ) -> Tensor:
-    """The fallback of the kernels."""
     with autocast_off(f.device.type):
         fine = f.dtype == torch.float64
         return _pool(f.double(), weight, eps, function, (), center, "fused", fine, False).to(f.dtype)

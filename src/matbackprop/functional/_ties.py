@@ -93,7 +93,6 @@ class TiePolicy:
         return self.gauge_dependent(skew, size)
 
     def gauge_dependent(self, skew: Tensor, size: Tensor) -> Tensor:
-        """Return where the part of a gradient that should vanish does not."""
         return skew.abs() > self.gauge_tolerance * size
 
     def phases(self, within: Tensor, size: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -165,7 +164,6 @@ def check_ties(ties: Ties, tie_tol: float | None, broadening: float) -> None:
 def tie_policy(
     name: str, ties: Ties, tie_tol: float | None, broadening: float, check: bool | None, a: Tensor, dtype: torch.dtype
 ) -> TiePolicy:
-    """Resolve the arguments of a decomposition layer for an input ``a`` computed in ``dtype``."""
     check_ties(ties, tie_tol, broadening)
     if tie_tol is None:
         tie_tol = tie_tolerance(a.dtype, dtype, max(a.shape[-2:]))

@@ -99,7 +99,6 @@ class NormalizedCutLoss(Operator):
         self.lam = None if lambda_features is None else nn.Parameter(torch.eye(lambda_features))
 
     def call(self, *data: Tensor, **more: Any) -> Tensor:
-        """Evaluate the objective with these options."""
         names = ("num_labels", "precision", "check", *_OPTIONS[self.objective])
         return _OBJECTIVES[self.objective](*data, **{name: getattr(self, name) for name in names}, **more)
 

@@ -63,11 +63,9 @@ class Operator(nn.Module):
         return self._function(*data, **{name: getattr(self, name) for name in self._options.parameters} | more)
 
     def forward(self, *data: Any, **more: Any) -> Any:
-        """Return the result of the function."""
         return self.call(*data, **more)
 
     def extra_repr(self) -> str:
-        """Return the options that differ from their defaults."""
         defaults = inspect.signature(type(self)).parameters
         shown = ((name, getattr(self, name, None)) for name in defaults)
         return ", ".join(

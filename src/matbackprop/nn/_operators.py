@@ -60,7 +60,6 @@ class Procrustes(Operator, of=procrustes, data=["x", "y", "weight"]):
     """Rotation between two sets of points; see :func:`~matbackprop.procrustes`."""
 
     def forward(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return R that minimizes ‖XR − Y‖."""
         return self.call(x, y, weight=weight)
 
 

@@ -41,7 +41,6 @@ class SecondOrderPool2d(SecondOrderPool):
         self.average = average
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return C, or its upper triangle."""
         if x.ndim != 4 or (mask is not None and mask.shape != (x.shape[0], *x.shape[2:])):
             raise ShapeError(
                 f"SecondOrderPool2d takes (b, c, height, width) and a mask (b, height, width), got {tuple(x.shape)}"
@@ -120,7 +119,6 @@ class SecondOrderHead(nn.Module):
         self.classifier = nn.Linear(d * (d + 1) // 2, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs ``(b, outputs)``."""
         if x.ndim not in (3, 4) or x.shape[1 if x.ndim == 4 else 2] != self.channels:
             c = self.channels
             raise ShapeError(f"SecondOrderHead takes maps (b, {c}, h, w) or tokens (b, n, {c}), got {tuple(x.shape)}.")

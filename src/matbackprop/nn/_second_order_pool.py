@@ -79,7 +79,6 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
         self.log_eps = nn.Parameter(torch.tensor(math.log(eps))) if learn_eps else None
 
     def forward(self, f: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Return C, or its upper triangle."""
         if f.ndim > 3:  # for a feature map, image rows would be pooled
             raise ShapeError(
                 f"SecondOrderPool takes rows (m, d) or (b, m, d), one per location, got shape {tuple(f.shape)}. For a "

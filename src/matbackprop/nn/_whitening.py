@@ -94,7 +94,6 @@ class Whitening(Operator, of=whiten, data=["x", "weight", "mean", "covariance"],
             running += fraction * (new.to(running.dtype) - running)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the whitened channels."""
         check_floating(x, "x", or_complex=True)
         if x.is_complex() != self.complex:
             raise DtypeError(

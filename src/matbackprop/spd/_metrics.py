@@ -31,7 +31,6 @@ Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
 def of_matrix(a: Tensor, function: str) -> Tensor:
-    """Apply a named function to definite matrices in their precision."""
     known = batched_eigh(a.detach())
     return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
 
@@ -65,7 +64,6 @@ def _spread(lower: Tensor) -> Tensor:
 
 
 def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
-    """The derivative of a named function at A in the direction E."""
     return spectral(a, Spectrum(*batched_eigh(a.detach())), named_function(function), None, e)
 
 

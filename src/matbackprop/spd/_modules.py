@@ -56,11 +56,9 @@ class BiMap(nn.Module):
         return polar(self.raw).Q
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return WᵀXW."""
         return bimap(x, self.weight.to(x.dtype))
 
     def extra_repr(self) -> str:
-        """Return the orders."""
         return f"{self.n}, {self.k}"
 
 
@@ -140,7 +138,6 @@ class BatchNorm(Operator, of=batch_norm, data=["x", "mean", "variance", "bias", 
         self.running_variance.lerp_(spread.to(self.running_variance.dtype), self.momentum)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the normalized matrices."""
         if x.ndim < 3 or x.shape[-2:] != (self.n, self.n):
             raise ShapeError(f"x must be (*batch, {self.n}, {self.n}), got shape {tuple(x.shape)}.")
         if self.training:
