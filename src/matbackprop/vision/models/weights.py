@@ -107,7 +107,8 @@ class PretrainedMixin:
     The class must store the arguments of its constructor in ``self.hparams_dict``.
 
     Example:
-        >>>         >>> class Model(PretrainedMixin, nn.Module):
+        >>> import tempfile
+        >>> class Model(PretrainedMixin, nn.Module):
         ...     def __init__(self, width=2):
         ...         super().__init__()
         ...         self.hparams_dict = {"width": width}
