@@ -269,7 +269,7 @@ def test_data_download_of_weights(tmp_path, capsys, monkeypatch):
 def test_doctor(capsys):
     assert call("doctor") == 0
     out = capsys.readouterr().out
-    for word in ("versions", "devices", "data", "gradients", "right"):
+    for word in ("versions", "devices", "data", "gradients", " ok"):
         assert word in out
     assert "WRONG" not in out
     assert call("doctor", "--json") == 0

@@ -34,14 +34,14 @@ def main(config: Config) -> dict[str, Any]:
         for name, value in values.items():
             print(f"  {name:<28}{value}")
     gradients = _gradient_errors()
-    print("gradients, against central differences")
+    print("gradients (relative error against central differences)")
     for name, error in gradients.items():
-        print(f"  {name:<28}{error:.1e} {'right' if error < TOLERANCE else 'WRONG'}")
+        print(f"  {name:<28}{error:.1e} {'ok' if error < TOLERANCE else 'WRONG'}")
     kernels = _kernels()
     if kernels:
-        print("kernels, against their fallbacks")
+        print("kernels (error against their fallbacks)")
     for one in kernels:
-        print(f"  {one['name']:<44}{one['error']:.1e} {'right' if one['right'] else 'WRONG'} {one['message']}".rstrip())
+        print(f"  {one['name']:<44}{one['error']:.1e} {'ok' if one['right'] else 'WRONG'} {one['message']}".rstrip())
     summary = "All checks passed."
     if wrong_kernel := not all(one["right"] for one in kernels):
         summary = "A CUDA kernel is wrong on this machine. Set MATBACKPROP_KERNELS=0."
