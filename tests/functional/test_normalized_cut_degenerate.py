@@ -107,6 +107,18 @@ def test_rank_tolerance_follows_the_dtype_of_the_data(function):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("least", [1e-160, 1e-300])
+def test_gradients_of_regions_with_tiny_weights(name, least):
+    """Regression: 1/mass² overflowed. A region of one row does not depend on the size of its weight."""
+    labels, grads = torch.tensor([0, 0, 1, 1, 2]), []
+    for size in (1e-100, least):
+        inputs = (features(5, 3).requires_grad_(), torch.tensor([1.0, 1, 1, 1, size]).double().requires_grad_())
+        grads.append(torch.autograd.grad(thin(name, inputs[0], labels, weight=inputs[1]), inputs))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_an_image_without_labels_counts_zero_when_values_are_not_checked(name):
     f, labels = features(2, 12, 3).requires_grad_(), regions(2, 12)
     labels[1] = -1

@@ -30,6 +30,11 @@ from matbackprop.solvers import batched_eigh, batched_svd
 from matbackprop.solvers.gram import gram_eigh
 
 
+def per_mass(sums: Tensor, mass: Tensor) -> Tensor:
+    """Sums over regions ``(*batch, k, d)`` divided by the masses; regions of mass 0 have sums of 0."""
+    return sums / torch.where(mass > 0, mass, 1).unsqueeze(-1)  # derivatives of 1/mass would overflow
+
+
 def inverse_or_zero(x: Tensor) -> Tensor:
     positive = x > 0
     return torch.where(positive, x, 1).reciprocal() * positive
@@ -158,7 +163,7 @@ def align(rows: LabeledRows, tol: float, weights: Tensor | None = None) -> Align
     inside = product(product(axes.mT, c), axes)  # the identity, as a function of C: P dC P would lose digits
     s = product(s, axes)
     solution = product(s, apply(Inverse, inside, torch.diag_embed(kept.to(c.dtype))))
-    trace = ((solution * s).sum(-1) * inverse_or_zero(n)).sum(-1)
+    trace = (solution * per_mass(s, n)).sum((-2, -1))
     return Alignment(trace, kept.sum(-1), (n > 0).sum(-1))
 
 

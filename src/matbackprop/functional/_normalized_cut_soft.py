@@ -14,7 +14,7 @@ from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import apply, product
 from matbackprop.functional._labels import LabeledRows, indicators, labeled_images, region_sums
-from matbackprop.functional._normalized_cut import Inverse, RowSums, inverse_or_zero, row_sums, scaled
+from matbackprop.functional._normalized_cut import Inverse, RowSums, per_mass, row_sums, scaled
 from matbackprop.numerics import autocast_off, symmetrize
 from matbackprop.refinement import SPREAD, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh
@@ -70,7 +70,7 @@ def _tall_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     cp = eye - mu * p  # C P and S P cancel by the condition number of C: one step of refinement
     sp = product(s, p)
     sp = sp + product(s - product(sp, c + mu * eye), p)
-    trace = ((sp * s).sum(-1) * inverse_or_zero(n)).sum(-1)
+    trace = (sp * per_mass(s, n)).sum((-2, -1))
     return 0.5 * ((cp * cp.mT).sum((-2, -1)) + (n > 0).sum(-1)) - trace, p
 
 
@@ -100,7 +100,7 @@ def _thin_value(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tup
     gram = product(f, f.mT) * w.unsqueeze(-2)
     p, mu = _inverse(gram, ridge)
     mu = mu[..., 0, 0]
-    across = ((product(p, e) * scaled(w, e)).sum(-2) * inverse_or_zero(n)).sum(-1)
+    across = (product(p, e).mT * per_mass(scaled(w, e).mT, n)).sum((-2, -1))
     trace, square = p.diagonal(dim1=-2, dim2=-1).sum(-1), (p * p.mT).sum((-2, -1))
     return 0.5 * (f.shape[-2] - (n > 0).sum(-1)) - mu * trace + 0.5 * mu.square() * square + mu * across, gram, p
 
