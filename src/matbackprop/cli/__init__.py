@@ -221,9 +221,7 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
         os.environ["COLUMNS"] = "40"  # the help of tyro hangs in very narrow terminals
     text = inspect.cleandoc(description or kind.__doc__ or "")
     paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    paragraphs.append(
-        "Options of every command: --quiet (print errors only), --json (print one JSON document) and --debug."
-    )
+    paragraphs.append("Options of every command: --quiet (errors only), --json (print one JSON document) and --debug.")
     return tyro.cli(kind, args=list(arguments), prog=prog, description="\n\n".join(paragraphs))
 
 

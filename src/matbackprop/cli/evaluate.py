@@ -89,9 +89,7 @@ def contours(config: ContourMapsConfig) -> dict[str, Any]:
     if not files:
         raise DataError(f"{config.contours} contains no contour map. Supported: .png, .npy, .mat.")
     if without := [name for name in files if name not in truth]:
-        raise DataError(
-            f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}. Add the maps."
-        )
+        raise DataError(f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}. Add them.")
     jobs = [(name, paths, truth[name]) for name, paths in files.items()]
     score = partial(_score_contours, thresholds=config.thresholds, tolerance=config.tolerance)
     scored = parallel_map(score, jobs, _workers(config, len(jobs)))

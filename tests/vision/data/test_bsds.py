@@ -99,7 +99,7 @@ def test_corrupt_files_are_reported(bsds500):
 def test_missing_folders(tmp_path, bsds500):
     with pytest.raises(DataError, match="no folder 'images'"):
         BSDS(tmp_path / "nowhere", "train")
-    with pytest.raises(DataError, match=r"'validation' was not found: .* Available splits: test, train, val"):
+    with pytest.raises(DataError, match=r"'validation' was not found: .* Available: test, train, val"):
         BSDS(bsds500, "validation")
     for path in (bsds500 / "data/images/val").iterdir():
         path.unlink()

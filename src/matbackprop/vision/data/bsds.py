@@ -103,9 +103,7 @@ def find_root(root: str | Path) -> Path:
     for candidate in (root, root / "data", root / "BSDS500" / "data", root / "BSDS500"):
         if (candidate / "images").is_dir():
             return candidate
-    raise DataError(
-        f"{root} has no folder 'images', 'data/images' or 'BSDS500/data/images'. Pass the data set's folder."
-    )
+    raise DataError(f"{root} has no folder 'images', 'data/images' or 'BSDS500/data/images'. Choose another folder.")
 
 
 def find_split(root: Path, split: str) -> SplitFiles:
@@ -116,9 +114,7 @@ def find_split(root: Path, split: str) -> SplitFiles:
     folder = root / "images" / split
     if not folder.is_dir():
         others = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
-        raise DataError(
-            f"Split {split!r} was not found: {folder} does not exist. Available splits: {', '.join(others) or 'none'}."
-        )
+        raise DataError(f"Split {split!r} was not found: no {folder}. Available: {', '.join(others) or 'none'}.")
     images: dict[str, Path] = {}
     problems = []
     for path in find_pictures([folder]):

@@ -125,9 +125,7 @@ def _read_mat(path: Path, thresholds: int) -> list[NDArray[np.integer]]:
     if "ucm2" in content:
         cuts = np.size(content["ucm2"]) // 4 * thresholds
         if cuts > MAX_LABELS:
-            raise DataError(
-                f"{path}: {thresholds} thresholds give {cuts} labels, more than {MAX_LABELS}. Use fewer thresholds."
-            )
+            raise DataError(f"{path}: {thresholds} thresholds give {cuts} labels. Use fewer thresholds.")
         try:
             return ucm_to_segmentations(content["ucm2"], thresholds)
         except DataError as error:
@@ -241,9 +239,7 @@ def read_contour_map(path: str | Path) -> NDArray[np.float32]:
             case _:
                 raise DataError(f"{path} is not a contour map. Supported: .png, .npy, .mat.")
     if array.ndim != 2 or array.size == 0 or array.dtype.kind not in "bufi":
-        raise DataError(
-            f"{path} contains {array.dtype} {array.shape}. A contour map must be a numeric array (height, width)."
-        )
+        raise DataError(f"{path} contains {array.dtype} {array.shape}. A contour map must be numeric (height, width).")
     _check_pixels(path, *array.shape)
     if array.dtype.kind in "iu":
         return (array / np.iinfo(array.dtype).max).astype(np.float32)

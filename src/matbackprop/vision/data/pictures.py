@@ -119,9 +119,7 @@ def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
                 raise DataError(f"{path} contains no video stream. Pass a video file.")
             for number, frame in enumerate(file.decode(file.streams.video[0])):
                 if frame.width * frame.height > MAX_PIXELS:  # may change between frames
-                    raise DataError(
-                        f"{path} has frames of more than {MAX_PIXELS / 1e6:.0f} million pixels. Reduce the video."
-                    )
+                    raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:g} million pixels. Reduce them.")
                 if number % every == 0:
                     yield number, Picture(frame.to_ndarray(format="rgb24"))
     except (av.FFmpegError, ValueError) as error:

@@ -257,9 +257,7 @@ def save(
     if "png" in formats:
         labels = result.labels(k)
         if labels.max() > 0xFFFF:
-            raise ConfigurationError(
-                f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Export them as npz or coco."
-            )
+            raise ConfigurationError(f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Use npz or coco.")
         write_png("labels", labels.astype(np.uint16))
         write_png("colors", result.painted(k))
         write_png("overlay", result.outlined(k), compress_level=3)  # twice as fast

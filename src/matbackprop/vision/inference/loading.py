@@ -94,9 +94,7 @@ def model_folder(source: str | Path) -> Path:
     if (folder / "model" / CONFIG).is_file():  # a run folder
         return folder / "model"
     if (folder / "checkpoints").is_dir():
-        raise WeightsError(
-            f"The run {folder} contains no model yet. Wait until it finishes, or rerun it with --resume."
-        )
+        raise WeightsError(f"The run {folder} contains no model yet. Wait until it ends, or rerun it with --resume.")
     if not folder.is_dir() and (str(source).startswith(f"{BOX}/") or "/" not in str(source)):
         raise WeightsError(f"There is no model {str(source)!r}. {suggest(str(source), _IN_THE_PACKAGE, 'Models')}")
     return folder if folder.is_dir() else fetch_pretrained(source)

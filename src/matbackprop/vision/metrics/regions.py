@@ -44,9 +44,7 @@ def as_label_map(labels: Any, name: str = "the label map") -> NDArray[np.integer
         labels = labels.detach().cpu().numpy()
     array = np.asarray(labels)
     if array.ndim != 2 or array.size == 0:
-        raise ShapeError(
-            f"{name} has shape {array.shape}. A label map must be (height, width) with at least one pixel."
-        )
+        raise ShapeError(f"{name} has shape {array.shape}. It must be (height, width) with at least one pixel.")
     if array.dtype == bool:
         return array.astype(np.uint8)
     if np.issubdtype(array.dtype, np.integer):

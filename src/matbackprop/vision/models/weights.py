@@ -158,9 +158,7 @@ class PretrainedMixin:
         folder = fetch_pretrained(source)
         config = pretrained_config(folder)
         if config.get("class") != cls.__name__:
-            raise WeightsError(
-                f"{folder} contains a {config.get('class')}, not a {cls.__name__}. Choose another model."
-            )
+            raise WeightsError(f"{folder} contains a {config.get('class')}, not a {cls.__name__}. Choose another.")
         try:
             _check_arguments(cls, config["arguments"])
             check_published(config["arguments"].get("backbone", "alexnet"))
@@ -208,9 +206,7 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
         raise WeightsError(f"{folder} contains no saved model: {CONFIG} is missing. Choose another folder.")
     config = read_json(path, error=WeightsError)
     if not isinstance(config.get("class"), str) or not isinstance(config.get("arguments"), dict):
-        raise WeightsError(
-            f"{path} is not the configuration of a saved model. It must be an object with 'class' and 'arguments'."
-        )
+        raise WeightsError(f"{path} is not the configuration of a saved model. It needs 'class' and 'arguments'.")
     return config
 
 
@@ -234,9 +230,7 @@ def fetch_pretrained(source: str | Path) -> Path:
     if Path(source).is_dir():
         return Path(source)
     if isinstance(source, Path) or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise WeightsError(
-            f"The folder {source} does not exist. Pass one that save_pretrained wrote, or owner/name on the hub."
-        )
+        raise WeightsError(f"The folder {source} does not exist. Pass a saved model, or owner/name on the hub.")
     with needs(f"{source} is not a folder, and downloading it needs huggingface_hub", "huggingface_hub"):
         import huggingface_hub
     try:

@@ -49,9 +49,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
             damaged = archive.testzip()
         state = None if damaged else torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # its text recommends weights_only=False
-        raise CheckpointError(
-            f"{path} contains more than tensors and plain values. Use a checkpoint of this package."
-        ) from error
+        raise CheckpointError(f"{path} contains more than tensors and plain values. Use another file.") from error
     except Exception as error:  # zipfile and torch raise many exception types
         raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {str(error)[:200]}). {_FIX}") from error
     if damaged:

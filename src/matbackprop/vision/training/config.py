@@ -80,9 +80,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|[1-9]|[1-5]\d|6[0-4]|(\d+,)+\d*", self.devices):
-            raise ConfigurationError(
-                f"devices is {self.devices!r}. Use auto, a number from 1 to 64, or a list such as 0,2."
-            )
+            raise ConfigurationError(f"devices is {self.devices!r}. Use auto, a number from 1 to 64, or a list: 0,2.")
         if self.resume and self.overwrite:
             raise ConfigurationError("resume and overwrite contradict each other. Set one of them.")
 

@@ -406,9 +406,7 @@ class _Training:
                 f"{self._last} does not contain the state of this training run ({reason}). Use --overwrite."
             ) from error
         if then != now and self.batch:
-            raise ConfigurationError(
-                f"{self._last} was written within an epoch by {then} processes. Resume with as many processes."
-            )
+            raise ConfigurationError(f"{self._last} was written within an epoch by {then} processes. Use {then} again.")
         if then != now:
             log.warning("Resuming with %d processes instead of %d: random numbers restart.", now, then)
 

@@ -86,9 +86,7 @@ class MeasuredBackbone(Backbone):
                 stride = (sides[1] - sides[0]) // cells
                 places[name] = TapInfo(one.shape[1], stride, (stride - 1) / 2, stride)
         if not places:
-            raise ConfigurationError(
-                f"{type(network).__name__} has no map (b, c, h, w) with a size proportional to the image's."
-            )
+            raise ConfigurationError(f"{type(network).__name__} has no map (b, c, h, w) that scales with the image.")
         return places
 
     def _measure_offset(self, tap: str, stride: int) -> float:
