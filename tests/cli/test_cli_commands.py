@@ -262,7 +262,7 @@ def test_data_download_of_weights(tmp_path, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(published, "download_weights", lambda name, folder: asked.append((name, folder)) or folder)
     monkeypatch.setenv("MATBACKPROP_CACHE", str(tmp_path))
-    assert call("data", "download", "mobile-sam") == call("data", "download", "vgg16", "--folder", str(tmp_path)) == 0
+    assert call("data", "download", "tiny-vit") == call("data", "download", "vgg16", "--folder", str(tmp_path)) == 0
     assert asked == [("tiny-vit", tmp_path / "weights"), ("vgg16", tmp_path)]
 
 

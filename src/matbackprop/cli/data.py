@@ -42,21 +42,19 @@ def check(config: Check) -> dict[str, Any]:
 
 
 _FOLDERS = {"bsds500": "BSDS500", "coco": "coco"}
-_BACKBONES = {name: name for name in ("alexnet", "vgg16", "efficientnet-lite2")} | {"mobile-sam": "tiny-vit"}
 
 
 @dataclass
 class Download:
     """Download a data set, or the starting weights of a backbone, and verify its checksum.
 
-    Weights are converted to a safetensors file. mobile-sam contains the weights of the backbone tiny-vit; other
-    weights are named after their backbone. Training downloads missing weights automatically.
+    Weights are named after their backbone and converted to a safetensors file. Training downloads missing weights
+    automatically.
     """
 
     #: Data set or weights.
     what: Annotated[
-        Literal["bsds500", "coco", "alexnet", "vgg16", "efficientnet-lite2", "mobile-sam"],
-        tyro.conf.Positional,
+        Literal["bsds500", "coco", "alexnet", "vgg16", "efficientnet-lite2", "tiny-vit"], tyro.conf.Positional
     ]
     #: Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights.
     folder: Path | None = None
@@ -67,14 +65,11 @@ def download(config: Download) -> dict[str, Any]:
     from matbackprop.vision.data.download import download_dataset
     from matbackprop.vision.models.backbones.published import download_weights
 
-    if config.what in _BACKBONES:
-        path = download_weights(_BACKBONES[config.what], config.folder or default_cache_folder() / "weights")
-        return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
-    target = config.folder
-    if target is None:
-        root = os.environ.get("MATBACKPROP_DATA")
-        if not root:
-            raise DataError("No folder to download to. Pass --folder, or set MATBACKPROP_DATA.")
-        target = Path(root) / _FOLDERS[config.what]
-    path = download_dataset(config.what, target)
+    root = os.environ.get("MATBACKPROP_DATA")
+    if config.what not in _FOLDERS:
+        path = download_weights(config.what, config.folder or default_cache_folder() / "weights")
+    elif config.folder is None and not root:
+        raise DataError("No folder to download to. Pass --folder, or set MATBACKPROP_DATA.")
+    else:
+        path = download_dataset(config.what, config.folder or Path(root or "") / _FOLDERS[config.what])
     return {"summary": f"{config.what}: {path}", "what": config.what, "path": path}
