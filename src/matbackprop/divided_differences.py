@@ -153,7 +153,8 @@ def _power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
     end = torch.where(p > 0, high, low)
     gap = (a - b).abs_()
     shrunk = _expm1(-p.abs() * _log_ratio(gap, low, high))
-    return end ** (p - 1) * (shrunk / (gap / end).clamp_min_(_SMALLEST_GAP) * torch.where(p > 0, -1, 1))
+    out = end ** (p - 1) * (shrunk / (gap / end).clamp_min_(_SMALLEST_GAP) * torch.where(p > 0, -1, 1))
+    return torch.where(high == 0, torch.where(p > 1, 0.0, torch.inf), out)
 
 
 def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
@@ -167,20 +168,9 @@ def _power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
         series = series + binomial * h
         binomial = binomial * (p - (k + 2)) / (k + 3)
     far = (_power_first(b, c, p) - _power_first(a, b, p)) / _positive_gap(a, c)
-    return torch.where(near, b ** (p - 2) * series, far)
-
-
-def _positive_power_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
-    """`_power_first` for p > 0, with its limit if both arguments are zero."""
-    at_zero = torch.where(p > 1, 0.0, torch.inf)
-    return torch.where(torch.maximum(a, b) == 0, at_zero, _power_first(a, b, p))
-
-
-def _positive_power_second(a: Tensor, b: Tensor, c: Tensor, p: Tensor) -> Tensor:
-    """`_power_second` for p > 0, with its limit if two or three arguments are zero."""
-    a, b, c = _ordered(a, b, c)
+    out = torch.where(near, b ** (p - 2) * series, far)
     at_zero = torch.where(c == 0, torch.where(p > 2, 0.0, torch.inf), torch.where(p > 1, c ** (p - 2), torch.inf))
-    return torch.where(b == 0, at_zero, _power_second(a, b, c, p))
+    return torch.where(b == 0, at_zero, out)
 
 
 def _power_log_first(a: Tensor, b: Tensor, p: Tensor) -> Tensor:
@@ -387,9 +377,7 @@ _POWER_LOG = _builtin(
     "power·log", lambda x, p: x**p * x.log(), _power_log_first, _no_third_order, "positive", lambda: _POWER_LOG2
 )
 _POWER = _builtin("power", lambda x, p: x**p, _power_first, _power_second, "positive", lambda: _POWER_LOG)
-_POSITIVE_POWER = dataclasses.replace(
-    _POWER, first=_positive_power_first, second=_positive_power_second, domain="nonnegative"
-)
+_POSITIVE_POWER = dataclasses.replace(_POWER, domain="nonnegative")
 
 _NAMED = {
     "log": _builtin("log", lambda x: x.log(), _log_first, _log_second, "positive"),
