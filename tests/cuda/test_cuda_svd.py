@@ -1,6 +1,7 @@
 """The kernels of the singular value decomposition, compiled for the CPU and run thread by thread."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,6 +172,24 @@ def test_float32_layer_with_kernels_equals_the_layer_without_to_second_order(lay
     for ours, expected in zip(*results, strict=True):
         assert ours.dtype == torch.float32
         assert (ours - expected).abs().max() < 2e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"), [((2, 9, 4), True), ((5000, 16), False), ((16, 5000), False), ((200, 5000, 16), True)]
+)
+@torch.no_grad()
+def test_few_long_matrices_are_not_left_to_one_block_each(monkeypatch, shape, expected):
+    monkeypatch.setattr(kernel, "kernels_may_take", lambda x: True)
+    monkeypatch.setattr(_svd, "kernels_may_take", lambda *tensors: True)
+    *batch, m, n = shape
+    k = min(m, n)
+
+    def on_gpu(*sizes, dtype):
+        return SimpleNamespace(is_cuda=True, dtype=dtype, shape=torch.Size(sizes))
+
+    assert _svd._kernel_takes_input(on_gpu(*shape, dtype=torch.float32)) is expected
+    factors = (on_gpu(*batch, *sides, dtype=torch.float64) for sides in ((m, k), (k,), (k, n)))
+    assert _svd._kernel_takes(*factors) is expected
 
 
 def test_batched_gradients_of_the_layer_by_kernels(layer):

@@ -23,7 +23,14 @@ MAX_TINY = 16  # entries of a matrix that a single thread holds
 TINY_THREADS = 128
 TINY = Source("tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
 
+_LONG, _MANY = 2048, 128  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
+
 Factors = tuple[Tensor, Tensor, Tensor]
+
+
+def long(side: int, count: int) -> bool:
+    """Return whether one block per matrix occupies too little of a GPU for ``count`` matrices with a long side."""
+    return side > _LONG and count < _MANY
 
 
 def takes(x: Tensor, dtype: torch.dtype = torch.float64) -> bool:

@@ -230,7 +230,12 @@ class _SVDByKernel(Operation):
 
 
 def _kernel_takes_input(a: Tensor) -> bool:
-    return a.is_cuda and reverse_mode_only() and kernels.takes(a, torch.float32)
+    return (
+        a.is_cuda
+        and reverse_mode_only()
+        and kernels.takes(a, torch.float32)
+        and not kernels.long(max(a.shape[-2:]), a.shape[:-2].numel())
+    )
 
 
 def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -> bool:
@@ -240,6 +245,7 @@ def _kernel_takes(u: Tensor, s: Tensor, vh: Tensor, *gradients: Tensor | None) -
         and u.shape[-1] == s.shape[-1] == vh.shape[-2]
         and not differentiated_again()
         and kernels.takes(u)
+        and not kernels.long(max(u.shape[-2], vh.shape[-1]), s.shape[:-1].numel())
         and kernels_may_take(s, vh, *(g for g in gradients if g is not None))
     )
 

@@ -21,21 +21,18 @@ from matbackprop.solvers.gram import separate_rows, squared_norms
 
 _FEW = 8  # columns of a tall matrix up to which copying its transpose makes products faster
 _SMALL = 1024  # entries of a batch up to which one call of LAPACK is faster than the Gram matrix
-_LONG, _MANY = 4096, 64  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
-_NARROW, _PARTS = 16, (256, 1024)  # rows of a part of such a matrix, with at most 16 columns or more
-_WIDE, _SINGLE = 32, 4  # columns above which QR is faster than parts, for at most 4 matrices
+_PARTS = {16: 256, 32: 512, 64: 1024}  # rows of a part of a long matrix with up to so many columns
 
 Factors = tuple[Tensor, Tensor, Tensor]
 
 
-def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "parts", "qr", "small", "gram"]:
+def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kernel", "parts", "small", "gram"]:
     """Return the first route that supports the matrices.
 
     ``torch`` is :func:`torch.linalg.svd`: on the CPU for float64 digits. ``kernel`` is ``svd.cu``, for CUDA and a short
-    side up to 64. For a few matrices with a long side, ``parts`` divides them among its blocks and ``qr`` decomposes a
-    triangular factor. ``small`` is LAPACK on the CPU for float32 digits, checked. ``gram`` is the eigensolver.
+    side up to 64, and ``parts`` divides a few matrices with a long side among its blocks. ``small`` is LAPACK on the
+    CPU for float32 digits, checked. ``gram`` is the eigensolver.
     """
-    batch = x.shape[:-2].numel()
     if full_matrices or x.dtype != torch.float64 or x.numel() == 0:
         return "torch"
     if x.device.type != "cuda":
@@ -44,9 +41,7 @@ def _route(x: Tensor, full_matrices: bool, fine: bool) -> Literal["torch", "kern
         return "small" if x.is_cpu and is_plain(x) and x.numel() <= _SMALL else "gram"
     if not kernels.takes(x):
         return "gram"
-    if max(x.shape[-2:]) <= _LONG or batch >= _MANY:
-        return "kernel"
-    return "qr" if min(x.shape[-2:]) > _WIDE and batch <= _SINGLE else "parts"
+    return "parts" if kernels.long(max(x.shape[-2:]), x.shape[:-2].numel()) else "kernel"
 
 
 def _torch_svd(x: Tensor, full_matrices: bool) -> Factors:
@@ -93,9 +88,9 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
         return (u, s, vh) if x.is_cpu else (u.clone(), s, vh.clone())  # forward mode takes no views as outputs
     if route == "kernel":
         return kernels.factor(x, KERNEL_OVERLAP[fine])[0]
-    if route in ("parts", "qr"):
+    if route == "parts":
         if x.shape[-2] >= x.shape[-1]:
-            return _svd_by_parts(x, fine) if route == "parts" else _svd_by_qr(x, fine)
+            return _svd_by_parts(x, fine)
         v, s, uh = batched_svd(x.mT.contiguous(), fine=fine)
         return uh.mT.contiguous(), s, v.mT.contiguous()  # forward mode takes no views as outputs
     if route == "small":
@@ -108,7 +103,7 @@ def batched_svd(x: Tensor, *, full_matrices: bool = False, fine: bool = True) ->
 def _svd_by_parts(x: Tensor, fine: bool) -> Factors:
     """Decompose parts of the rows, and then the matrix of all σᵢvᵢᵀ, which has the same σ and V as X."""
     *batch, m, k = x.shape
-    count = -(-m // _PARTS[k > _NARROW])
+    count = -(-m // next(rows for columns, rows in _PARTS.items() if k <= columns))
     rows = m // count
     parts, rest = x.split([count * rows, m - count * rows], -2)
     u, s, vh = kernels.factor(parts.reshape(*batch, count, rows, k), KERNEL_OVERLAP[fine])[0]
@@ -116,12 +111,6 @@ def _svd_by_parts(x: Tensor, fine: bool) -> Factors:
     outer, s, vh = batched_svd(torch.cat([small, rest], -2), fine=fine)
     inner, rest = outer.split([count * k, m - count * rows], -2)
     return torch.cat([(u @ inner.unflatten(-2, (count, k))).flatten(-3, -2), rest], -2), s, vh
-
-
-def _svd_by_qr(x: Tensor, fine: bool) -> Factors:
-    q, r = torch.linalg.qr(x)
-    u, s, vh = kernels.factor(r, KERNEL_OVERLAP[fine])[0]
-    return q @ u, s, vh
 
 
 def _thin_svd(x: Tensor, fine: bool) -> Factors:
