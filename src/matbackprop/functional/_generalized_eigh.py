@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop.checks import Prepared, check_result, check_same_kind, nan_where, prepare
-from matbackprop.divided_differences import FunctionLike, resolve_function
+from matbackprop.divided_differences import FunctionLike, Given, SpectralFunction, resolve_function
 from matbackprop.errors import ShapeError
 from matbackprop.functional._eigh import Eigenpairs
 from matbackprop.functional._function import Operation, apply
@@ -95,17 +95,9 @@ class Reduced(NamedTuple):
     inverse: bool  # whether the pencil is that of A and B⁻¹
 
     @classmethod
-    def of(
-        cls,
-        a: Tensor,
-        b: Tensor,
-        check_values: bool,
-        name: str,
-        inverse: bool = False,
-        dtype: torch.dtype | None = None,
-    ) -> Reduced:
-        """Reduce the pencil of A and B, or of A and B⁻¹; ``name`` and ``dtype`` describe the argument B."""
-        factor = definite_factor(b.detach(), check_values, name, dtype)
+    def of(cls, a: Tensor, b: Tensor, factor: Tensor | None = None, inverse: bool = False) -> Reduced:
+        """Reduce the pencil of A and B, or of A and B⁻¹, given the Cholesky factor of B if it is known."""
+        factor = definite_factor(b.detach(), False, "b") if factor is None else factor
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
         return cls.at(a, symmetrize(v.mH @ b @ v), values, v, w, inverse)
@@ -117,38 +109,19 @@ class Reduced(NamedTuple):
         inside = _moving(values, symmetrize(onto.mH @ a @ onto))
         return cls(inside, definite_factor(_moving(torch.ones_like(values), b), False, "b"), values, v, w, inverse)
 
-    def function(
-        self,
-        function: FunctionLike,
-        exponent: float | Tensor | None,
-        check_values: bool,
-        params: Sequence[Tensor] = (),
-    ) -> Tensor:
+    def function(self, given: tuple[SpectralFunction, Given], check_values: bool = False) -> Tensor:
         """g(L⁻¹AL⁻ᵀ), or g(LᵀAL), in these coordinates."""
         if self.inverse:
             inside = symmetrize(self.lower.mH @ self.a @ self.lower)
         else:
             inside = congruent(self.lower, self.a)
         eye = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device).expand_as(inside)
-        given = [resolve_function(function, exponent, params)]
-        return from_one_decomposition(inside, given, check_values, real_dtype(inside.dtype), (self.values, eye))[0]
+        return from_one_decomposition(inside, [given], check_values, real_dtype(inside.dtype), (self.values, eye))[0]
 
-
-def function_of_pencil(
-    a: Tensor,
-    b: Tensor,
-    function: FunctionLike,
-    exponent: float | Tensor | None,
-    check_values: bool,
-    name: str = "b",
-    *,
-    params: Sequence[Tensor] = (),
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ; ``dtype`` is that of the argument B."""
-    pencil = Reduced.of(a, b, check_values, name, dtype=dtype)
-    value = pencil.lower @ pencil.function(function, exponent, check_values, params) @ pencil.lower.mH
-    return symmetrize(pencil.w @ value @ pencil.w.mH)
+    def transformed(self, given: tuple[SpectralFunction, Given], check_values: bool = False) -> Tensor:
+        """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ."""
+        value = self.lower @ self.function(given, check_values) @ self.lower.mH
+        return symmetrize(self.w @ value @ self.w.mH)
 
 
 def _prepare(a: Tensor, b: Tensor, check: bool | None, precision: torch.dtype | None) -> tuple[Prepared, Prepared]:
@@ -304,10 +277,12 @@ def generalized_matrix_function(
     Reference:
         Kubo and Ando, Means of positive linear operators (1980).
     """
+    given = resolve_function(function, exponent, params)
     x, y = _prepare(a, b, check, precision)
     with autocast_off(a.device.type):
-        out = function_of_pencil(x.x, y.x, function, exponent, x.check_values, params=params, dtype=b.dtype)
-        if resolve_function(function, exponent, params)[0].domain == "positive":  # rounding may hide a zero eigenvalue
+        factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
+        out = Reduced.of(x.x, y.x, factor).transformed(given, x.check_values)
+        if given[0].domain == "positive":  # rounding may hide a zero eigenvalue
             factor = definite_factor(x.x.detach(), x.check_values, "a", a.dtype)
             out = nan_where(factor.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1), out)
         return x.marked(y.marked(out)).to(a.dtype)

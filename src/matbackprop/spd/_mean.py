@@ -14,6 +14,7 @@ from torch import Tensor
 
 from matbackprop._torch import is_batched
 from matbackprop.checks import check_weight_totals
+from matbackprop.divided_differences import Given, SpectralFunction, resolve_function
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._generalized_eigh import Reduced, congruent, definite_factor, spectrum_of_pencil
@@ -56,14 +57,14 @@ class _Mean:
     """The gradient G of half of Σ wᵢd²(M, Aᵢ) is a constant minus Σ wᵢ L⁻ᵀ Kᵢ L⁻¹."""
 
     inverse: bool
-    function: str
+    function: tuple[SpectralFunction, Given]
 
     def gradient(self, x: Tensor, points: Tensor, weight: Tensor, *constants: Tensor) -> Tensor:
         """S∘(BᵀGB) at M + B(S∘X)Bᵀ without the constant of G, given the pencils of M and the points, and Z = BᵀV."""
         values, v, w, z, scale = constants
         moved = symmetrize(z.mH @ (scale * x).unsqueeze(-3) @ z)
         pencil = Reduced.at(points, moved, values, v, w, self.inverse)
-        half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function(self.function, None, False), upper=True)
+        half = torch.linalg.solve_triangular(pencil.lower.mH, pencil.function(self.function), upper=True)
         inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
         return -scale * symmetrize(_weighted(z @ inside @ z.mH, weight))
 
@@ -71,7 +72,7 @@ class _Mean:
 class _AffineMean(_Mean):
     """K = log(L⁻¹AL⁻ᵀ); the constant is zero."""
 
-    inverse, function = False, "log"
+    inverse, function = False, resolve_function("log")
 
     def step(self, frame: _Frame, weight: Tensor) -> Tensor:
         """Take a gradient step of optimal length for these spectra (Bini and Iannazzo)."""
@@ -89,7 +90,7 @@ class _AffineMean(_Mean):
 class _BuresMean(_Mean):
     """K = (LᵀAL)^½; L⁻ᵀKL⁻¹ is the transport T with TMT = A, and the constant is I."""
 
-    inverse, function = True, "sqrt"
+    inverse, function = True, resolve_function("sqrt")
 
     def step(self, frame: _Frame, weight: Tensor) -> Tensor:
         """M ↦ SMS with S the mean of the transport maps (Álvarez-Esteban and others)."""

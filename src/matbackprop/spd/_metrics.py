@@ -16,7 +16,7 @@ from matbackprop._torch import is_differentiated
 from matbackprop.checks import check_option, nan_where
 from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
-from matbackprop.functional._generalized_eigh import Reduced, definite_factor, function_of_pencil, spectrum_of_pencil
+from matbackprop.functional._generalized_eigh import Reduced, definite_factor, spectrum_of_pencil
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -74,17 +74,17 @@ def _each(t: float | Tensor) -> float | Tensor:
 class _AffineInvariant:
     def _function(self, a: Tensor, b: Tensor, function: str, t: float | Tensor | None = None) -> Tensor:
         p = descending(b, a)
-        return p.mT @ function_of_pencil(p @ a @ p.mT, p @ b @ p.mT, function, t, False) @ p
+        return p.mT @ Reduced.of(p @ a @ p.mT, p @ b @ p.mT).transformed(resolve_function(function, t)) @ p
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         p = descending(a, b)
-        return _squared(Reduced.of(p @ b @ p.mT, p @ a @ p.mT, False, "a").function("log", None, False))
+        return _squared(Reduced.of(p @ b @ p.mT, p @ a @ p.mT).function(resolve_function("log")))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         return self._function(b, a, "power", t)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        return function_of_pencil(v, p, "exp", None, False)
+        return Reduced.of(v, p).transformed(resolve_function("exp"))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         return self._function(q, p, "log")
@@ -154,8 +154,8 @@ class _BuresWasserstein:
     def _root(self, a: Tensor, b: Tensor) -> tuple[Tensor, Reduced, Tensor]:
         """The square root of LᵀBL with A = LLᵀ, in the coordinates of a pencil of permuted matrices."""
         p = descending(a)
-        pencil = Reduced.of(p @ b @ p.mT, p @ a @ p.mT, False, "a", inverse=True)
-        return pencil.function("sqrt", None, False), pencil, p
+        pencil = Reduced.of(p @ b @ p.mT, p @ a @ p.mT, inverse=True)
+        return pencil.function(resolve_function("sqrt")), pencil, p
 
     def _transport(self, a: Tensor, b: Tensor) -> Tensor:
         """T = Tᵀ > 0 with TAT = B."""
