@@ -43,7 +43,7 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
 
     values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
     if values.numel() and refinement_needed(ill_determined(values)):
-        root = definite_factor(a, False, "a", a.dtype)
+        root = definite_factor(a, a.dtype)
         definite = ~root.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1) & values.isfinite().all(-1)
         root = torch.where(definite[..., None, None], root, eye)
         dual = torch.linalg.solve_triangular(root, eye, upper=False).mH
@@ -97,7 +97,7 @@ class Reduced(NamedTuple):
     @classmethod
     def of(cls, a: Tensor, b: Tensor, factor: Tensor | None = None, inverse: bool = False) -> Reduced:
         """Reduce the pencil of A and B, or of A and B⁻¹, given the Cholesky factor of B if it is known."""
-        factor = definite_factor(b.detach(), False, "b") if factor is None else factor
+        factor = definite_factor(b.detach()) if factor is None else factor
         values, u = spectrum_of_pencil(a.detach(), factor, inverse)
         v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
         return cls.at(a, symmetrize(v.mH @ b @ v), values, v, w, inverse)
@@ -107,7 +107,7 @@ class Reduced(NamedTuple):
         """Reduce a pencil with known λ, V and W, given A and VᵀBV."""
         onto = w if inverse else v
         inside = _moving(values, symmetrize(onto.mH @ a @ onto))
-        return cls(inside, definite_factor(_moving(torch.ones_like(values), b), False, "b"), values, v, w, inverse)
+        return cls(inside, definite_factor(_moving(torch.ones_like(values), b)), values, v, w, inverse)
 
     def function(self, given: tuple[SpectralFunction, Given], check_values: bool = False) -> Tensor:
         """g(L⁻¹AL⁻ᵀ), or g(LᵀAL), in these coordinates."""
@@ -227,7 +227,7 @@ def generalized_eigh(
     x, y = _prepare(a, b, check, precision)
     policy = tie_policy("generalized_eigh", ties, tie_tol, broadening, check, a, x.x.dtype)
     with autocast_off(a.device.type):
-        factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
+        factor = definite_factor(y.x.detach(), b.dtype, y.check_values)
         lam, v = (x.marked(y.marked(t)) for t in apply(_GeneralizedEigh, x.x, y.x, factor, policy))
         if x.check_values:
             check_result(v, "The range of eigenvalues is too wide, or an eigenvector", "Use similar units for a and b.")
@@ -280,9 +280,9 @@ def generalized_matrix_function(
     given = resolve_function(function, exponent, params)
     x, y = _prepare(a, b, check, precision)
     with autocast_off(a.device.type):
-        factor = definite_factor(y.x.detach(), y.check_values, "b", b.dtype)
+        factor = definite_factor(y.x.detach(), b.dtype, y.check_values)
         out = Reduced.of(x.x, y.x, factor).transformed(given, x.check_values)
         if given[0].domain == "positive":  # rounding may hide a zero eigenvalue
-            factor = definite_factor(x.x.detach(), x.check_values, "a", a.dtype)
+            factor = definite_factor(x.x.detach(), a.dtype, x.check_values, "a")
             out = nan_where(factor.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1), out)
         return x.marked(y.marked(out)).to(a.dtype)

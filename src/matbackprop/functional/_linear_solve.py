@@ -91,7 +91,7 @@ def _one_at(index: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(size).scatter(-1, index, size.gather(-1, index)).unsqueeze(-1).to(dtype)
 
 
-def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype | None = None) -> Tensor:
+def definite_factor(b: Tensor, dtype: torch.dtype | None = None, check_values: bool = False, name: str = "b") -> Tensor:
     """Return L with B = LLᵀ; ``dtype`` is that of the data, or None if B is definite by construction.
 
     B counts as singular if, scaled to a unit diagonal, a pivot and an eigenvalue are small. One step of inverse
@@ -109,9 +109,8 @@ def definite_factor(b: Tensor, check_values: bool, name: str, dtype: torch.dtype
                 x = unit * torch.cholesky_solve(_one_at(worst, unit, b.dtype), lower).squeeze(-1)
                 eigenvalue = x.gather(-1, worst).squeeze(-1).real / inner(x, x, (-1,))
                 bad = bad | (doubtful & ~(eigenvalue > tol))
-    return raise_or_nan(
-        bad, lower, check_values, DomainError, f"{name} are not positive definite. Add a multiple of the identity."
-    )
+    fault = f"{name} are not positive definite. Add a multiple of the identity."
+    return raise_or_nan(bad, lower, check_values, DomainError, fault)
 
 
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
@@ -179,7 +178,7 @@ def linear_solve(
     with autocast_off(a.device.type):
         pivots: Tensor | None = None
         if symmetric:
-            factor = definite_factor(ready.x.detach(), ready.check_values, "a", a.dtype)
+            factor = definite_factor(ready.x.detach(), a.dtype, ready.check_values, "a")
         else:
             factor, pivots = _lu_factor(ready.x.detach(), a.dtype, ready.check_values)
         full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))

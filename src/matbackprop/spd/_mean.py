@@ -45,7 +45,7 @@ class _Frame(NamedTuple):
 
     @classmethod
     def of(cls, m: Tensor, points: Tensor, inverse: bool) -> _Frame:
-        lower = definite_factor(m, False, "a")
+        lower = definite_factor(m)
         return cls(lower, *spectrum_of_pencil(points, lower.unsqueeze(-3), inverse))
 
     def mean_of(self, values: Tensor, weight: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ class _BuresWasserstein:
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
-        one, other = definite_factor(a, False, "a"), definite_factor(b, False, "b")
+        one, other = definite_factor(a), definite_factor(b)
         q, _ = polar_factors(other.mH @ one, False, a.dtype, None, "polar factor")
         value = _squared(one - other @ q)
         wide = _spread(one) * _spread(other) > _MOST_SPREAD
