@@ -7,6 +7,7 @@ import matbackprop as mb
 from helpers.spectra import hard_spectra, lapack_ratios
 from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import cusolver, jacobi, matrix_function, pool, tridiagonal
+from matbackprop.errors import SolverError
 from matbackprop.solvers import batched_eigh, route
 from matbackprop.vision.segmentation.clustering import weighted_kmeans
 from matbackprop.vision.segmentation.segment import connected_components
@@ -117,7 +118,7 @@ def test_no_call_synchronizes(n):
     check(a, values, vectors)
 
 
-@pytest.mark.parametrize(("n", "batch"), [(36, 16), (100, 16), (140, 16), (1100, 2)])
+@pytest.mark.parametrize(("n", "batch"), [(36, 16), (100, 16), (140, 16), (1024, 1)])
 def test_capture_into_a_graph(n, batch):
     a = symmetric(batch, n)
     side = torch.cuda.Stream()
@@ -132,6 +133,14 @@ def test_capture_into_a_graph(n, batch):
     check(a, values, vectors)
 
 
+def test_large_matrices_are_not_captured():
+    a = symmetric(2, 1100)
+    batched_eigh(a)
+    with pytest.raises(SolverError, match="inside a CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        batched_eigh(a)
+    check(a, *batched_eigh(a))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_few_large_matrices(dtype):
     a = symmetric(2, 1100, dtype)
@@ -140,10 +149,6 @@ def test_few_large_matrices(dtype):
     values, vectors = batched_eigh(a)
     check(a[:1], values[:1], vectors[:1])
     assert values[1].isnan().all() and vectors[1].isnan().all()
-    wide = symmetric(2, 1100, torch.float32).double()
-    values, vectors = batched_eigh(wide, fine=False)
-    assert (wide @ vectors - vectors * values.unsqueeze(-2)).norm() < 1e-9 * wide.norm()
-    assert (vectors.mT @ vectors - torch.eye(1100, device="cuda", dtype=torch.float64)).abs().amax() < 1e-9
 
 
 def test_second_stream_and_thread():

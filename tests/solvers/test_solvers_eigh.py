@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.spectra import hard_spectra
 from matbackprop._torch import WHOLE_GRAPHS
 from matbackprop.cuda import compiler, cusolver, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
@@ -147,14 +146,13 @@ def test_route_names(monkeypatch):
         assert route("cuda", dtype, n=169, batch=100) == "tridiagonal"
         assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=4) == "tridiagonal"
         assert route("cuda", dtype, n=tridiagonal.MAX_ORDER, batch=1) == "cusolver"
+        assert route("cuda", dtype, n=768, batch=1) == "tridiagonal"
         assert route("cuda", dtype, n=1500, batch=4) == "cusolver"
         assert route("cuda", dtype, n=1500, batch=40) == "cusolver-batched"
-    device, double = torch.device("cuda"), torch.float64
-    assert solver._route(device, double, 1024, 1, fine=False) == ("cusolver", solver._one_by_one_refined)
-    assert solver._route(device, torch.float32, 1024, 1, fine=False) == ("cusolver", solver._one_by_one)
-    assert solver._route(device, double, 10_000, 1, fine=False) == ("cusolver", solver._one_by_one)
-    assert solver._route(device, double, 1024, 1, capturing=True)[0] == "tridiagonal"
-    assert solver._route(device, double, 1500, 1, capturing=True)[0] == "cusolver-batched"
+    device = torch.device("cuda")
+    assert solver._route(device, torch.float64, 1024, 1, capturing=True)[0] == "tridiagonal"
+    with pytest.raises(SolverError, match=r"order 1500 cannot .* inside a CUDA graph"):
+        solver._route(device, torch.float64, 1500, 1, capturing=True)
     monkeypatch.setattr(compiler, "shared_limit", lambda device: 163 * 1024)  # an A100's
     assert route("cuda", torch.float64, n=512) == "tridiagonal"
     assert route("cuda", torch.float64, n=1024, batch=20) == "cusolver-batched"
@@ -167,48 +165,6 @@ def test_route_names(monkeypatch):
     monkeypatch.setattr(cusolver, "available", lambda: False)
     assert route("cuda", torch.float32, n=36, batch=100) == "torch"
     assert route("cuda", torch.float32, n=0, batch=100) == "torch"
-
-
-@pytest.fixture
-def by_lapack(monkeypatch):
-    """cuSOLVER's routine replaced by LAPACK's; the dtypes of its calls."""
-    dtypes = []
-
-    def solve(a, separately):
-        assert separately
-        dtypes.append(a.dtype)
-        return torch.linalg.eigh(a)
-
-    monkeypatch.setattr(cusolver, "solve", solve)
-    return dtypes
-
-
-@pytest.mark.parametrize("name", ["ReLU features", "indefinite", "identity", "zero", "one", "Wilkinson", "Laplacian"])
-def test_float32_eigenvectors_are_refined_to_float64(name, by_lapack):
-    a = hard_spectra(150, batch=2)[name].float().double()
-    values, vectors = solver._one_by_one_refined(a)
-    assert by_lapack == [torch.float32]
-    size = a.norm(dim=(-2, -1)).clamp_min(1e-30)
-    assert ((a @ vectors - vectors * values.unsqueeze(-2)).norm(dim=(-2, -1)) < 2e-10 * size).all()
-    assert (vectors.mT @ vectors - torch.eye(150, dtype=a.dtype)).norm(dim=(-2, -1)).max() < 1e-9
-    assert ((values - torch.linalg.eigvalsh(a)).abs().amax(-1) < 1e-11 * size).all() and (
-        values.diff(dim=-1) >= 0
-    ).all()
-
-
-@pytest.mark.parametrize("name", ["rank-deficient", "decaying features", "graded", "ties", "cluster of 1e-9"])
-def test_close_eigenvalues_are_separated_in_float64(name, by_lapack):
-    a = hard_spectra(150, batch=2)[name].float().double()
-    check(a, *solver._one_by_one_refined(a))
-    assert by_lapack == [torch.float32, torch.float64]
-
-
-def test_refined_matrices_that_are_not_finite_become_nan(by_lapack):
-    a = symmetric(2, 30, 30)
-    a[1, 3, 2] = torch.nan
-    values, vectors = solver._one_by_one_refined(a)
-    torch.testing.assert_close(a[0] @ vectors[0], vectors[0] * values[0], rtol=0, atol=1e-9)
-    assert values[1].isnan().all() and vectors[1].isnan().all()
 
 
 def test_bad_input():

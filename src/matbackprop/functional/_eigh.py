@@ -14,7 +14,7 @@ from torch import Tensor
 from matbackprop.checks import check_result, prepare
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
-from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
 
@@ -48,8 +48,8 @@ class _Eigh(Operation):
     forward_twice = "eigh"
 
     @staticmethod
-    def forward(a: Tensor, policy: TiePolicy, fine: bool) -> tuple[Tensor, Tensor]:
-        lam, u = batched_eigh(a, fine=fine)
+    def forward(a: Tensor, policy: TiePolicy) -> tuple[Tensor, Tensor]:
+        lam, u = batched_eigh(a)
         return lam.clone(), u.clone()  # a solver may return views, which forward mode does not accept as outputs
 
     @staticmethod
@@ -67,7 +67,7 @@ class _Eigh(Operation):
         return u @ inner @ u.mH
 
     @staticmethod
-    def tangent(saved: _Saved, da: Tensor, *_: None) -> tuple[Tensor, Tensor]:
+    def tangent(saved: _Saved, da: Tensor, _: None) -> tuple[Tensor, Tensor]:
         lam, u, policy = saved
         variation = u.mH @ symmetrize(da) @ u
         rotation = policy.rotation(lam, variation, largest_entry(da))
@@ -101,8 +101,7 @@ def eigh(
         check: whether to check values (finite and symmetric input, ties): None on the CPU only, True on every device,
             False never. Without checks, and under ``torch.func`` and ``torch.compile``, results for asymmetric matrices
             are NaN. With ``ties="raise"``, gradients that would raise are NaN.
-        precision: as in `matrix_function`. By default a few large float32 matrices on CUDA (one of order above 512,
-            seven of order above 1024) are decomposed in float32 and refined in float64 to residuals of about 1e-10.
+        precision: as in `matrix_function`.
 
     Returns:
         Named tuple of ascending real eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns, in the
@@ -134,9 +133,8 @@ def eigh(
     """
     ready = prepare(a, "a", check, precision, sizes="rescale", symmetric=True)
     policy = tie_policy("eigh", ties, tie_tol, broadening, check, a, ready.x.dtype)
-    fine = is_double(a.dtype) or precision == torch.float64
     with autocast_off(a.device.type):
-        lam, u = apply(_Eigh, ready.x, policy, fine)
+        lam, u = apply(_Eigh, ready.x, policy)
         lam = ready.marked(ready.back(lam)).to(real_dtype(a.dtype))
         if ready.check_values:
             check_result(lam, "An eigenvalue", "Scale the matrices.")

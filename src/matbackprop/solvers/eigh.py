@@ -27,9 +27,7 @@ _CHUNKS_PER_THREAD = 2
 _LARGE_BATCH = 400  # enough to fill an H200 several times
 _MAX_JACOBI = {torch.float32: 64, torch.float64: 60}  # up to which the Jacobi kernel is the fastest on an H200
 _MAX_JACOBI_OF_MANY = 48  # the same for large batches
-_FEW, _FEW_LARGE = 512, 150  # order / batch above which cuSOLVER's routine for one matrix is faster than other routes
-_COUPLED, _TURN, _STEPS = 1e-12, 1e-5, 6  # of refinement: couplings that may remain, the last rotation, the steps
-_MAX_REFINED = 8192  # refinement needs the memory of ten matrices
+_FEW, _FEW_LARGE = 768, 180  # order / batch above which cuSOLVER's routine for one matrix is faster than other routes
 _MAX_HOST = 32  # complex orders for which torch calls cuSOLVER's Jacobi routine, accurate to 1e-10 at ties
 
 
@@ -92,57 +90,23 @@ def _one_by_one(a: Tensor) -> tuple[Tensor, Tensor]:
     return values, vectors
 
 
-def _one_by_one_refined(a: Tensor) -> tuple[Tensor, Tensor]:
-    """In float32, refined in float64; in float64 if eigenvalues are too close for that."""
-
-    def solve(a: Tensor) -> tuple[Tensor, ...]:
-        _, vectors = cusolver.solve(a.float(), separately=True)
-        return _refined(a, vectors.double()) or cusolver.solve(a, separately=True)
-
-    values, vectors = nan_if_not_finite(solve, a)
-    return values, vectors
-
-
-def _refined(a: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Refine approximate eigenvectors by Newton steps; None if they do not converge.
-
-    Each step squares the error. Pairs whose coupling is a tiny fraction of the largest eigenvalue are not rotated, so
-    equal eigenvalues need not be separated.
-
-    Reference:
-        Ogita and Aishima (2018), "Iterative refinement for symmetric eigenvalue decomposition".
-    """
-    for _ in range(_STEPS):
-        excess = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - v.mT @ v
-        s = v.mT @ (a @ v)
-        values = s.diagonal(dim1=-2, dim2=-1) / (1 - excess.diagonal(dim1=-2, dim2=-1))
-        rows, columns = values.unsqueeze(-1), values.unsqueeze(-2)
-        coupling = s + 0.5 * (rows + columns) * excess
-        coupling.diagonal(dim1=-2, dim2=-1).zero_()
-        coupled = coupling.abs() > _COUPLED * values.abs().amax(-1)[..., None, None]
-        turn = 0.5 * excess + torch.where(coupled, 0.5 * (2 * coupling / (columns - rows)).atan(), 0)
-        v = v + v @ turn
-        size = float(turn.abs().sum(-1).amax())
-        if size < _TURN:
-            values, order = values.sort(-1)
-            return values, v.gather(-1, order.unsqueeze(-2).expand(v.shape))
-        if not size < 1:
-            break
-    return None
-
-
 def _on_the_host(a: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(a.cpu())
     return values.to(a.device), vectors.to(a.device)
 
 
 def _route(
-    device: torch.device, dtype: torch.dtype, n: int, batch: int, *, fine: bool = True, capturing: bool = False
+    device: torch.device, dtype: torch.dtype, n: int, batch: int, *, capturing: bool = False
 ) -> tuple[str, Solver]:
     """The first route that takes the matrices, and its solver.
 
-    cuSOLVER's routine for one matrix cannot be captured into a CUDA graph.
+    cuSOLVER's routine for one matrix cannot be captured into a CUDA graph, nor its batched routine for large orders.
     """
+    if capturing and n > tridiagonal.MAX_ORDER:
+        raise SolverError(
+            f"Matrices of order {n} cannot be decomposed inside a CUDA graph, only those up to order "
+            f"{tridiagonal.MAX_ORDER}. Call the operator outside the captured region."
+        )
     if n and batch and device.type == "cpu":
         many = batch > 1 and batch * float(n) ** 3 >= _MIN_WORK
         if many and n <= _MAX_THREADED and torch.get_num_threads() > 1:
@@ -155,8 +119,7 @@ def _route(
             return "jacobi", _by_jacobi
         blocked = tridiagonal.takes(device, n)
         if n > (_FEW if blocked else _FEW_LARGE) * batch and cusolver.available() and not capturing:
-            plain = fine or dtype == torch.float32 or n > _MAX_REFINED
-            return "cusolver", _one_by_one if plain else _one_by_one_refined
+            return "cusolver", _one_by_one
         if blocked:
             return "tridiagonal", _by_tridiagonal_form
         if cusolver.available():
@@ -209,10 +172,10 @@ def _solve_reflected(a: Tensor) -> tuple[Tensor, Tensor]:
     return values.to(real_dtype(a.dtype)), (vectors - 2 * v @ (v.mT @ vectors)).to(a.dtype)
 
 
-def _solve(a: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+def _solve(a: Tensor) -> tuple[Tensor, Tensor]:
     batch, n = a.shape[:-2], a.shape[-1]
     capturing = a.is_cuda and torch.cuda.is_current_stream_capturing()
-    _, solve = _route(a.device, a.dtype, n, batch.numel(), fine=fine, capturing=capturing)
+    _, solve = _route(a.device, a.dtype, n, batch.numel(), capturing=capturing)
     try:
         if solve is _torch_eigh:  # accepts any leading dimensions
             return _torch_eigh(a)
@@ -220,7 +183,7 @@ def _solve(a: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
     except torch.linalg.LinAlgError as error:
         if a.is_cpu:
             if not bool(a.isfinite().all()):
-                return nan_if_not_finite(functools.partial(_solve, fine=fine), a)
+                return nan_if_not_finite(_solve, a)
             with contextlib.suppress(torch.linalg.LinAlgError):
                 return _solve_reflected(a)
         raise SolverError(
@@ -231,33 +194,31 @@ def _solve(a: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("matbackprop::batched_eigh", mutates_args=(), device_types="cuda")
-def _operator(a: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+def _operator(a: Tensor) -> tuple[Tensor, Tensor]:
     """Custom operator for torch.compile and vmap on CUDA, which cannot trace the routes."""
-    values, vectors = _solve(a, fine)
+    values, vectors = _solve(a)
     return values.contiguous(), vectors.contiguous()
 
 
 @_operator.register_fake
-def _(a: Tensor, fine: bool) -> tuple[Tensor, Tensor]:
+def _(a: Tensor) -> tuple[Tensor, Tensor]:
     return a.new_empty(a.shape[:-1], dtype=real_dtype(a.dtype)), a.new_empty(a.shape)
 
 
 @_operator.register_vmap
-def _(info, in_dims, a, fine):  # type: ignore[no-untyped-def]
-    return _operator(a.movedim(in_dims[0], 0), fine), (0, 0)
+def _(info, in_dims, a):  # type: ignore[no-untyped-def]
+    return _operator(a.movedim(in_dims[0], 0)), (0, 0)
 
 
-def batched_eigh(a: Tensor, *, fine: bool = True) -> tuple[Tensor, Tensor]:
+def batched_eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     r"""Eigendecomposition of symmetric or Hermitian matrices, A = U diag(λ) Uᴴ, by the route of :func:`route`.
 
     Every operator of the package calls this function. It is not differentiable: the operators implement adjoints.
-    On CUDA, real matrices up to order 512 are solved without synchronizing. Real matrices of any order can be captured
-    into a CUDA graph after one call with the same shapes. Complex matrices synchronize.
+    On CUDA devices with full float64 rate, real matrices up to order 768 are solved without synchronizing, and those up
+    to order 1024 can be captured into a CUDA graph after one call with the same shapes. Complex matrices synchronize.
 
     Args:
         a: matrices ``(*batch, n, n)``, float32, float64, complex64 or complex128; only the lower triangle is read.
-        fine: whether a float64 A carries float64 digits. Otherwise a few large matrices on CUDA are decomposed in
-            float32 and refined in float64, to residuals of about 1e-10.
 
     Returns:
         Ascending eigenvalues ``(*batch, n)`` and eigenvectors ``(*batch, n, n)`` in columns. They are NaN for a
@@ -265,7 +226,7 @@ def batched_eigh(a: Tensor, *, fine: bool = True) -> tuple[Tensor, Tensor]:
         to converge are solved in float64 and rounded.
 
     Raises:
-        SolverError: a matrix on the CPU could not be solved.
+        SolverError: a matrix on the CPU could not be solved, or one above order 1024 is captured into a CUDA graph.
         ShapeError, DtypeError: ``a`` is not a batch of square matrices of one of these dtypes.
 
     Gradient:
@@ -282,6 +243,6 @@ def batched_eigh(a: Tensor, *, fine: bool = True) -> tuple[Tensor, Tensor]:
     a = a.detach()
     if a.numel() == 0 or not is_plain(a):
         if a.device.type == "cuda" and a.numel():
-            return _operator(a, fine)
+            return _operator(a)
         return nan_if_not_finite(_torch_eigh, a)
-    return _solve(a, fine)
+    return _solve(a)
