@@ -23,6 +23,11 @@ def symmetrize(a: Tensor) -> Tensor:
     return total.mul_(0.5)  # fresh memory costs more than the sum
 
 
+def eye_like(a: Tensor) -> Tensor:
+    """Return the identity of the order, dtype and device of square matrices."""
+    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
+
+
 def inner(a: Tensor, b: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
     """Return the real inner product Re Σ āb over dimensions."""
     return (a.conj() * b).real.sum(dims)

@@ -16,7 +16,7 @@ from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import definite_factor
 from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
-from matbackprop.numerics import autocast_off, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, eye_like, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
 from matbackprop.solvers.gram import largest_overlap, newton_step, squared_norms
@@ -35,7 +35,7 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
     recomputed from the Cholesky factor of A (`_graded_spectrum`).
     """
     bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
-    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    eye = eye_like(lower)
     lower = torch.where(bad[..., None, None], eye, lower)
 
     def carry(x: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Reduced(NamedTuple):
             inside = symmetrize(self.lower.mH @ self.a @ self.lower)
         else:
             inside = congruent(self.lower, self.a)
-        eye = torch.eye(inside.shape[-1], dtype=inside.dtype, device=inside.device).expand_as(inside)
+        eye = eye_like(inside).expand_as(inside)
         return from_one_decomposition(inside, [given], check_values, real_dtype(inside.dtype), (self.values, eye))[0]
 
     def transformed(self, given: tuple[SpectralFunction, Given], check_values: bool = False) -> Tensor:

@@ -15,7 +15,7 @@ from matbackprop.errors import DomainError
 from matbackprop.functional._function import apply, product
 from matbackprop.functional._labels import LabeledRows, indicators, labeled_images, region_sums
 from matbackprop.functional._normalized_cut import Inverse, RowSums, per_mass, row_sums, scaled
-from matbackprop.numerics import autocast_off, symmetrize
+from matbackprop.numerics import autocast_off, eye_like, symmetrize
 from matbackprop.refinement import SPREAD, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh
 
@@ -24,14 +24,10 @@ def _inverse(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
     """(G + μI)⁻¹ and μ ``(*batch, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = (ridge * trace + (trace <= 0))[..., None, None]
-    shifted = gram + mu * _eye_like(gram)
+    shifted = gram + mu * eye_like(gram)
     with without_magma(gram):
         inverse = torch.linalg.inv_ex(shifted.detach())[0]
     return apply(Inverse, shifted, inverse), mu
-
-
-def _eye_like(a: Tensor) -> Tensor:
-    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
 def _spreads(gram: Tensor, inverse: Tensor) -> bool:
@@ -66,7 +62,7 @@ def _tall_objective(rows: LabeledRows, ridge: float) -> Tensor:
 def _tall_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     c, s, n = sums
     p, mu = _inverse(c, ridge)
-    p, eye = symmetrize(p), _eye_like(c)
+    p, eye = symmetrize(p), eye_like(c)
     cp = eye - mu * p  # C P and S P cancel by the condition number of C: one step of refinement
     sp = product(s, p)
     sp = sp + product(s - product(sp, c + mu * eye), p)

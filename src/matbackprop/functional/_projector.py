@@ -15,7 +15,7 @@ from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._pinv import pseudo_inverse
 from matbackprop.functional._spectrum import Spectrum, spectral
-from matbackprop.numerics import autocast_off, gap_tolerance, rank_tolerance, symmetrize
+from matbackprop.numerics import autocast_off, eye_like, gap_tolerance, rank_tolerance, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
 
 
@@ -97,7 +97,7 @@ def projector(
         value = symmetrize(basis @ basis.mH)
         if a.shape[-2] <= a.shape[-1]:  # if all rows are independent, A⁺ would amplify rounding errors of I − Π
             full = (basis != 0).any(-2).all(-1)[..., None, None]
-            value = torch.where(full, torch.eye(a.shape[-2], dtype=value.dtype, device=value.device), value)
+            value = torch.where(full, eye_like(value), value)
         onto = apply(_Projector, ready.x, value, inverse)
         onto = onto if ready.check_values else nan_where(values.isnan().any(-1), onto)
         return ready.marked(onto).to(a.dtype)

@@ -53,7 +53,7 @@ from matbackprop.functional._function import Operation, apply, product, with_der
 from matbackprop.functional._matrix_function import check_domain, not_finite
 from matbackprop.functional._spectrum import Point, Spectrum, check_captured, spectral
 from matbackprop.functional._svd import svd
-from matbackprop.numerics import autocast_off, inner, is_double, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, eye_like, inner, is_double, real_dtype, symmetrize
 from matbackprop.solvers.gram import gram_eigh
 
 Method = Literal["fused", "svd", "eig"]
@@ -212,10 +212,6 @@ class _Saved(NamedTuple):
         return BoundFunction(self.function, self.p)
 
 
-def _scaled_identity(value: Tensor, d: int) -> Tensor:
-    return torch.diag_embed(value.unsqueeze(-1).expand(*value.shape, d))
-
-
 def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
     return f if w is None else f * w.unsqueeze(-1)
 
@@ -226,7 +222,8 @@ def _root_weighted(f: Tensor, w: Tensor | None) -> Tensor:
 
 def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Tensor, Spectrum]:
     """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its spectrum."""
-    a = symmetrize(f.mH @ _weighted(f, w)) + _scaled_identity(eps, f.shape[-1])
+    gram = symmetrize(f.mH @ _weighted(f, w))
+    a = gram + eps[..., None, None] * eye_like(gram)
     rows = _root_weighted(f.detach(), None if w is None else w.detach())
     return a, factor(rows, eps.detach(), fine).spectrum()
 
@@ -521,12 +518,9 @@ def _reference_pool(
     """
     d = f.shape[-1]
     if method == "eig":
-        q, v = eigh(
-            symmetrize(product(f.mH, _weighted(f, w))) + _scaled_identity(eps, d),
-            ties="drop",
-            check=False,
-            precision=real_dtype(f.dtype),
-        )
+        gram = symmetrize(product(f.mH, _weighted(f, w)))
+        shifted = gram + eps[..., None, None] * eye_like(gram)
+        q, v = eigh(shifted, ties="drop", check=False, precision=real_dtype(f.dtype))
     else:
         if w is not None:
             f = _weighted(f, torch.where(w > 0, w.clamp_min(torch.finfo(w.dtype).tiny).sqrt(), 0))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from matbackprop.errors import ConfigurationError
 from matbackprop.nn._operator import Operator
 from matbackprop.nn._second_order_pool import SecondOrderPool
+from matbackprop.numerics import eye_like
 
 # Iterations of successive square roots. Each step multiplies small eigenvalues by 9/4; near 1 convergence is quadratic.
 # The counts suffice for eigenvalues from 1e-10.
@@ -83,17 +84,13 @@ class _Products:
         if self.center:
             x = x - (w * x).sum(-2, keepdim=True) / w.sum(-2, keepdim=True)
         a = (w * x).mT @ x
-        a = a + self.eps * _identity(a)
+        a = a + self.eps * eye_like(a)
         return (_logarithm(a) if self.power is None else _power(a, self.power)).to(f.dtype)
-
-
-def _identity(a: Tensor) -> Tensor:
-    return torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
 def _roots(y: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Y^½ and Y^−½ of symmetric matrices with eigenvalues in (0, 1], by the coupled Newton–Schulz iteration."""
-    identity = _identity(y)
+    identity = eye_like(y)
     z = identity.expand_as(y)
     for _ in range(steps):
         t = 1.5 * identity - 0.5 * (z @ y)
@@ -111,7 +108,7 @@ def _logarithm(a: Tensor) -> Tensor:
     b, scale = _scaled(a)
     for steps in _ROOTS:
         b, _ = _roots(b, steps)
-    identity = _identity(a)
+    identity = eye_like(a)
     rest = identity - b
     total = rest / _TERMS
     for n in range(_TERMS - 1, 0, -1):  # −log(I − X) = X + X²/2 + …, from the last term on
@@ -125,7 +122,7 @@ def _power(a: Tensor, power: float) -> Tensor:
         b, scale = _scaled(a)
         root, inverse = _roots(b, _ROOTS[0])
         return root * scale.sqrt() if power > 0 else inverse / scale.sqrt()
-    identity = _identity(a)
+    identity = eye_like(a)
     x = _logarithm(a) * (power / 2**8)
     total = identity + x / 12
     for n in range(11, 0, -1):

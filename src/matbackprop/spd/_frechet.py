@@ -13,7 +13,7 @@ from matbackprop._torch import differentiated_again
 from matbackprop.checks import check_finite, check_matrix, check_size, nan_where, wants_check
 from matbackprop.errors import OrderError, ShapeError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.numerics import autocast_off, compute_dtype, inner, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, eye_like, inner, symmetrize
 from matbackprop.solvers import batched_eigh, batched_svd
 
 
@@ -108,8 +108,7 @@ def squared_bures_distance(a: Tensor, b: Tensor, tolerance: float) -> Tensor:
     floor = 4 * a.shape[-1] * torch.finfo(a.dtype).eps * s[..., :1]
     scale = torch.where((s > tolerance * sizes) & (s > floor), s, torch.inf).rsqrt().unsqueeze(-2)
     one, other = one * scale, other * scale
-    eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-    return apply(_Given, a, b, value, eye - one @ one.mH, eye - other @ other.mH, True)
+    return apply(_Given, a, b, value, eye_like(a) - one @ one.mH, eye_like(a) - other @ other.mH, True)
 
 
 def frechet_distance(

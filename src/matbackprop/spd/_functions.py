@@ -24,7 +24,7 @@ from matbackprop.functional._linear_solve import broadcast_batches, shapes_of
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance, eye_like, real_dtype, symmetrize
 from matbackprop.spd._frechet import squared_bures_distance
 from matbackprop.spd._metrics import Metric, geometry, of_matrix
 
@@ -90,9 +90,8 @@ def prepare_definite(
                 )
             good = good & regular
         marks.append(torch.where(good, 1.0, torch.nan).to(real_dtype(compute)))
-        eye = torch.eye(x.shape[-1], dtype=compute, device=x.device)
         # The factor makes gradients of undefined matrices NaN.
-        x = torch.where(good[..., None, None], x * marks[-1][..., None, None], eye)
+        x = torch.where(good[..., None, None], x * marks[-1][..., None, None], eye_like(x))
         converted.append(x.expand(*batch, *x.shape[-2:]))
     dtype = torch.promote_types(given[0].dtype, torch.complex64) if has_complex else given[0].dtype
     every = functools.reduce(torch.logical_and, definite)
@@ -171,7 +170,7 @@ def distance(
     with autocast_off(a.device.type):
         if bures and not (given.check_values and bool(given.definite.all())):
             singular = ~given.definite[..., None, None]
-            eye = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+            eye = eye_like(x)
             regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
             tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
             # Each branch receives the identity for matrices of the other, because 0 · NaN would propagate.

@@ -21,7 +21,7 @@ from matbackprop.functional._matrix_function import from_one_decomposition
 from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.functional._sylvester import lyapunov_by_spectrum
-from matbackprop.numerics import inner, real_dtype, symmetrize
+from matbackprop.numerics import eye_like, inner, real_dtype, symmetrize
 from matbackprop.refinement import refinement_needed
 from matbackprop.solvers import batched_eigh
 
@@ -187,7 +187,7 @@ class _BuresWasserstein:
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        order, eye = descending(p), torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        order, eye = descending(p), eye_like(p)
         p, v = order @ p @ order.mT, order @ v @ order.mT
         way = eye + lyapunov_by_spectrum(p, v, spectrum_of_pencil(p.detach(), eye))
         inside = torch.linalg.cholesky_ex(way.detach()).info == 0
