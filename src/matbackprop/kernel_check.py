@@ -79,7 +79,6 @@ CASES = [
     Case("pool.cu", mb.second_order_pool, (4, 30, 10)),
     Case("pool_prepare.cu", _weighted_pool, (4, 30, 10)),
     Case("matrix_function.cu", _log, (4, 16, 20)),
-    Case("matrix_function_parts.cu", _log, (2, 80, 90), torch.float64),
 ]
 
 

@@ -29,7 +29,6 @@ SOURCES = {
     "pool, primal": (pool.SOURCES[False], {"FUNCTION": 1, "IN": "float", "OUT": "double"}),
     "pool, weights": (pool.PREPARE, {"IN": "float", "WEIGHT": "bool"}),
     "matrix function": (matrix_function.SOURCE, {"FUNCTION": 4, "IN": "float"}),
-    "matrix function in parts": (matrix_function.PARTS, {"FUNCTION": 4, "IN": "double"}),
     "svd": (svd.SOURCE, {"IN": "float"}),
     "tiny": (svd.TINY, {"K": 3, "L": 4, "IN": "float"}),
     "tridiagonal": (tridiagonal.SOURCE, {"CLUSTER": 2, "REDUCE_THREADS": 512}),

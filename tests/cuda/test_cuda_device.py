@@ -275,7 +275,7 @@ def test_pooling_without_kernels_with_orders_dtypes_and_eps(m, d):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [3, 32, 64, 65, 129, 256])
+@pytest.mark.parametrize("n", [3, 32, 64])
 @pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse", "exp"])
 def test_kernels_of_matrix_functions_match_the_cpu(name, n, dtype):
     """Separated and tied eigenvalues, and input that is symmetric up to rounding, whose symmetric part is used."""

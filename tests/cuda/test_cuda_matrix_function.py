@@ -15,55 +15,32 @@ from matbackprop.functional import _matrix_function
 from matbackprop.numerics import rounding_of_zero, zero_tolerance
 
 
-class parts:
-    """The route for any order, with the names of the module."""
-
-    forward = staticmethod(chip.forward_in_parts)
-    gradient = staticmethod(chip.gradient_in_parts)
-
-
 def zero_tolerance_of(a, name):
     rounding = rounding_of_zero if name == "sqrt" else zero_tolerance
     return rounding(a.dtype, torch.float64, a.shape[-1])
 
 
-def marking(a):
-    """An eigensolver that returns NaN instead of raising, as on a GPU."""
-    bad = a.isnan().any(-1).any(-1)
-    values, vectors = torch.linalg.eigh(a.nan_to_num())
-    values[bad], vectors[bad] = torch.nan, torch.nan
-    return values, vectors
-
-
-def in_rows(a):
-    """An eigensolver with eigenvectors contiguous in memory."""
-    values, vectors = torch.linalg.eigh(a)
-    return values, vectors.contiguous() if vectors.mT.is_contiguous() else vectors.mT.contiguous().mT
-
-
 @pytest.fixture
 def launched(monkeypatch):
     """Run the kernels on the CPU; the names of launched ones."""
-    return cuda_on_cpu.emulate(monkeypatch, chip.SOURCE, chip.PARTS)
+    return cuda_on_cpu.emulate(monkeypatch, chip.SOURCE)
 
 
 @pytest.fixture
 def compute(launched):
-    """Value, and gradient as a function of G, by one of the two routes."""
+    """Value, and gradient as a function of G."""
 
-    def by(way, a, name, solve=marking):
-        options = {} if way is chip else {"solve": solve}
-        out, factors = way.forward(a, name, zero_tolerance_of(a, name), **options)
-        return out, lambda g: way.gradient(g, a, *factors, name)
+    def by(a, name):
+        out, factors = chip.forward(a, name, zero_tolerance_of(a, name))
+        return out, lambda g: chip.gradient(g, a, *factors, name)
 
     return by
 
 
-@pytest.fixture(params=[chip, parts], ids=["chip", "parts"])
-def routed(request, launched, monkeypatch):
+@pytest.fixture
+def routed(launched, monkeypatch):
     """Let the operator use the kernels; the names of launched ones."""
     monkeypatch.setattr(_matrix_function, "_kernels_take", lambda a, function: is_plain(a))
-    monkeypatch.setattr(chip, "shared_limit", lambda device: 2**18 if request.param is chip else 0)
     monkeypatch.setattr(fallback, "kernels_may_take", lambda *tensors, **_: is_plain(*tensors))
     return launched
 
@@ -77,12 +54,10 @@ def test_the_operator_uses_the_kernels_and_their_fallback(routed):
 
     a = matrices(3, "log")[1].requires_grad_()
     log(a, check=True)
-    checked = list(routed)
+    assert routed == ["function_forward"]  # check= does not choose the algorithm
     routed.clear()
     torch.autograd.grad(log(a).sum(), a)
-    assert checked == routed[: len(checked)] != []  # check= does not choose the algorithm
-    chain = [f"function_{name}" for name in ("symmetric", "columns", "mirror", "symmetric", "table", "mirror")]
-    assert routed in (["function_forward", "function_backward"], chain)
+    assert routed == ["function_forward", "function_backward"]
     assert torch.autograd.gradcheck(log, a, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(log, a)
     x = a.detach()
@@ -143,7 +118,7 @@ def tolerance(dtype, kinds=4):
 def test_on_chip_agrees_with_the_operator(compute, n, name):
     for dtype in (torch.float64, torch.float32):
         a = matrices(n, name).to(dtype)
-        check(a, name, *compute(chip, a, name), tolerance(dtype))
+        check(a, name, *compute(a, name), tolerance(dtype))
 
 
 @pytest.mark.slow
@@ -151,54 +126,34 @@ def test_on_chip_agrees_with_the_operator(compute, n, name):
 def test_on_chip_at_larger_orders(compute, name):
     for n, kinds in ((36, 2), (64, 1)):
         a = matrices(n, name, kinds)
-        check(a, name, *compute(chip, a, name), tolerance(a.dtype, kinds))
-
-
-@pytest.mark.quick(1)
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("n", "kinds", "dtype"), [(1, 4, torch.float64), (33, 4, torch.float32), (70, 2, torch.float64)]
-)
-def test_in_parts_agrees_with_the_operator(compute, n, kinds, dtype, name):
-    a = matrices(n, name, kinds).to(dtype)
-    check(a, name, *compute(parts, a, name), tolerance(dtype, kinds))
+        check(a, name, *compute(a, name), tolerance(a.dtype, kinds))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("solve", [in_rows, lambda a: torch.linalg.eigh(a)], ids=["rows", "columns"])
-def test_in_parts_accepts_eigenvectors_in_rows_or_columns(compute, solve):
-    a = matrices(20, "log").unflatten(0, (2, 2))
-    check(a, "log", *compute(parts, a, "log", solve=solve), tolerance(a.dtype))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_the_identity_is_exact(compute, way):
+def test_the_identity_is_exact(compute):
     for name, value, slope in (("log", 0, 1), ("sqrt", 1, 0.5), ("inverse", 1, -1)):
         a = torch.eye(6, dtype=torch.float64).expand(2, 6, 6).contiguous()
-        out, gradient = compute(way, a, name)
+        out, gradient = compute(a, name)
         g = torch.arange(72, dtype=torch.float64).reshape(2, 6, 6)
         assert torch.equal(out, value * a)
         torch.testing.assert_close(gradient(g), slope * 0.5 * (g + g.mT), rtol=1e-15, atol=0)
 
 
-@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_eigenvalues_far_apart(compute, way):
+def test_eigenvalues_far_apart(compute):
     """Division by the smaller of the two eigenvalues would overflow."""
     for name, spectrum in (("exp", [-800.0, 0.0, 3.0]), ("log", [1e-12, 1.0, 1e2])):
         a = torch.diag(torch.tensor(spectrum, dtype=torch.float64)).unsqueeze(0)
-        check(a, name, *compute(way, a, name), 1e-14)
+        check(a, name, *compute(a, name), 1e-14)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_the_root_at_zero(compute, way):
+def test_the_root_at_zero(compute):
     """Zero, rank one, an eigenvalue negative by rounding, and one that is not."""
     a = torch.zeros(4, 5, 5, dtype=torch.float64)
     a[1, :2, :2] = 2
     a[2:] = torch.diag(torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0]))
     a[2, 4, 4], a[3, 4, 4] = -1e-15, -1e-3
-    out, gradient = compute(way, a, "sqrt")
+    out, gradient = compute(a, "sqrt")
     expected = matrix_function(a[:3], "sqrt", check=False)
     torch.testing.assert_close(out[:3], expected, rtol=1e-14, atol=1e-14)
     assert (out[0] == 0).all() and abs(float(expected[2, 4, 4])) < 1e-20
@@ -218,21 +173,19 @@ def test_an_infinite_derivative_raises_an_error_if_checked():
         root.sum().backward()
 
 
-@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_rounding_belongs_to_the_dtype(compute, way):
+def test_rounding_belongs_to_the_dtype(compute):
     a = torch.diag(torch.tensor([1.0, 2.0, -1e-6]))
-    assert compute(way, a, "sqrt")[0].isfinite().all()
-    assert compute(way, a.double(), "sqrt")[0].isnan().any()
+    assert compute(a, "sqrt")[0].isfinite().all()
+    assert compute(a.double(), "sqrt")[0].isnan().any()
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("way", [chip, parts], ids=["chip", "parts"])
-def test_only_undefined_matrices_become_nan(compute, way):
+def test_only_undefined_matrices_become_nan(compute):
     a = torch.eye(4, dtype=torch.float64).repeat(3, 1, 1) * torch.arange(1.0, 5.0)
     a[1, 2, 3] = torch.nan
     a[2, 0, 0] = -1.0
     a[2, 0, 1] = a[2, 1, 0] = 0.5
-    out, gradient = compute(way, a, "log")
+    out, gradient = compute(a, "log")
     slope = gradient(torch.ones_like(a))
     for x in (out, slope):
         assert x[0].isfinite().all() and x[1].isnan().all() and x[2].isnan().any()
@@ -246,10 +199,12 @@ def test_matrices_stay_on_chip_if_they_fit_a_block():
 def test_kernels_accept_built_in_functions_only(monkeypatch):
     class There:
         is_cuda, dtype, shape = True, torch.float32, (3, 5, 5)
+        get_device = staticmethod(lambda: 0)
 
     monkeypatch.setattr(chip, "kernels_may_take", lambda *tensors, **_: True)
+    monkeypatch.setattr(chip, "shared_limit", lambda device: 227 * 1024)
     assert all(chip.applies(There(), named_function(name)) for name in FUNCTIONS)
     own = SpectralFunction.from_derivative(torch.log, torch.reciprocal, name="log")
     assert not chip.applies(There(), own)
-    There.shape = (3, 1025, 1025)
+    There.shape = (3, 65, 65)
     assert not chip.applies(There(), named_function("log"))

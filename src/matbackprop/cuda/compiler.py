@@ -43,10 +43,9 @@ CHUNK = 64  # columns that a block keeps in shared memory
 
 POOL_FUNCTIONS = {"log": 0, "sqrt": 1, "inv_sqrt": 2, "inverse": 3}
 FUNCTIONS = POOL_FUNCTIONS | {"exp": 4}
-FUNCTION_NUMBERS = {name.upper(): number for name, number in FUNCTIONS.items()}
 
 CONSTANTS: dict[str, Constant] = {
-    **FUNCTION_NUMBERS,
+    **{name.upper(): number for name, number in FUNCTIONS.items()},
     "MAX_THREADS": 32 * MAX_WARPS,
     "TILE": TILE,
     "PRODUCT_THREADS": PRODUCT_THREADS,

@@ -158,7 +158,7 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
 
     tolerance = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
     rounding = tolerance(a.dtype, torch.float64, a.shape[-1])
-    out = kernels.matrix_function(a, function.name, rounding, general, batched_eigh)
+    out = kernels.matrix_function(a, function.name, rounding, general)
     if ready.check_values and not bool(torch.isfinite(out).all()):
         return from_one_decomposition(a, [(function, ())], check, None)[0]  # raises an error, or a.dtype overflows
     return ready.marked(out)
