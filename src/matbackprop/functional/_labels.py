@@ -17,6 +17,7 @@ from matbackprop.checks import (
     into_range,
     nan_where,
     out_of_range,
+    values_checkable,
     wants_check,
 )
 from matbackprop.errors import LabelError, ShapeError
@@ -113,18 +114,14 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
         if num_labels < 1:
             raise LabelError(f"num_labels must be at least 1, got {num_labels}.")
         return int(num_labels)
-    if labels.device.type == "meta" or labels.numel() == 0:
+    if labels.is_meta or labels.numel() == 0:
         return 1
-    hidden = LabelError(
-        "The largest label cannot be read under torch.compile or vmap. Pass num_labels, an upper bound on the number "
-        "of regions."
-    )
-    if torch.compiler.is_compiling():
-        raise hidden
-    try:
-        count = max(int(labels.max()) + 1, 1)
-    except RuntimeError as error:  # vmap: this tensor wraps the labels of a batch
-        raise hidden from error
+    if not values_checkable(labels):
+        raise LabelError(
+            "The largest label cannot be read under torch.compile or vmap. Pass num_labels, an upper bound on the "
+            "number of regions."
+        )
+    count = max(int(labels.max()) + 1, 1)
     if count > max(labels.numel(), _MOST_LABELS):  # every label needs memory for the sums over its region
         raise LabelError(
             f"The largest label is {count - 1} for {labels.numel()} labeled rows. Number the regions from 0 without "
