@@ -91,18 +91,22 @@ def check_option(value: object, options: Sequence[str], name: str) -> None:
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, options))}, got {value!r}.")
 
 
+def all_finite(a: Tensor) -> bool:
+    """Return whether all entries are finite, in one pass unless their sum overflows."""
+    return cmath.isfinite(a.detach().sum()) or bool(torch.isfinite(a).all())
+
+
 def check_finite(a: Tensor, name: str) -> None:
-    # The sum of finite numbers is finite unless it overflows, so the usual case needs one pass and no count.
-    if values_checkable(a) and not cmath.isfinite(a.detach().sum()) and (bad := int((~torch.isfinite(a)).sum())):
+    if values_checkable(a) and not all_finite(a):
         raise NonFiniteError(
-            f"{bad} of {a.numel()} entries of {name} are non-finite. Check for exploding activations or a division by "
-            f"zero in preceding layers."
+            f"{int((~torch.isfinite(a)).sum())} of {a.numel()} entries of {name} are non-finite. Check for exploding "
+            f"activations or a division by zero in preceding layers."
         )
 
 
 def check_result(out: Tensor, name: str, fix: str) -> None:
     """Raise if a result overflowed; the inputs are finite."""
-    if values_checkable(out) and not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(out).all()):
+    if values_checkable(out) and not all_finite(out):
         raise DomainError(f"{name} overflows {out.dtype}. {fix}")
 
 

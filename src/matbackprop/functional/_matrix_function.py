@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import cmath
 import dataclasses
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from matbackprop._torch import reverse_mode_only
 from matbackprop.checks import (
     Prepared,
+    all_finite,
     check_finite,
     check_matrix,
     check_result,
@@ -253,9 +253,7 @@ def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: t
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:
     """Raise if g(λ) overflows the dtype of the computation; an overflow of the dtype of A is infinite."""
     check_result(lam, "An eigenvalue of a", "Scale the matrices.")
-    if g.function.name in ("log", "sqrt"):  # they cannot overflow
-        return
-    if not cmath.isfinite(out.detach().sum()) and not bool(torch.isfinite(g.value(lam)).all()):
+    if g.function.name not in ("log", "sqrt") and not all_finite(out) and not all_finite(g.value(lam)):
         raise DomainError(
             f"{g.function.name} overflows {lam.dtype}: the eigenvalues of a are between {float(lam.min()):.3g} and "
             f"{float(lam.max()):.3g}. Scale the matrices."
