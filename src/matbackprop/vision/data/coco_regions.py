@@ -27,7 +27,7 @@ from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.data.coco import BAD_IMAGE, ImageRegions, RegionIndex, open_regions, read_coco
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.devices import processors
-from matbackprop.vision.files import atomic_folder, read_json, show
+from matbackprop.vision.files import atomic_folder, read_json
 from matbackprop.vision.progress import track
 from matbackprop.vision.workers import parallel_map
 
@@ -183,16 +183,6 @@ def _write_regions(
     (folder / "meta.json").write_text(json.dumps({"side": side, "categories": index.categories}))
     if problems:
         _log.warning("Skipped %d invalid entries of %s: %s", len(problems), annotations, first_problems(problems, 3))
-
-
-def check_same_categories(train: Regions, validation: Regions) -> None:
-    """Raise DataError unless both sets have the same categories."""
-    first, second = ({(c["id"], c["name"]) for c in regions.categories} for regions in (train, validation))
-    if first != second:
-        raise DataError(
-            f"Training and validation have different categories, for example {show(min(first ^ second))}. Use "
-            "annotation files of one data set, with one category list."
-        )
 
 
 def hold_out_images(image_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -83,7 +83,7 @@ def _load(source: str | Path) -> tuple[str, Any]:
     folder = model_folder(source)
     kind = pretrained_config(folder)["class"]
     if kind not in _MODULES:
-        raise WeightsError(f"{folder} contains a {shorten(kind)}, which cannot be loaded. Choose another model.")
+        raise WeightsError(f"{folder / CONFIG} has the unknown class {shorten(kind)!r}. Choose another model.")
     module = import_module(f"matbackprop.vision.models.{_MODULES[kind]}")
     return kind, getattr(module, kind).from_pretrained(folder)
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from matbackprop.errors import DataError
 from matbackprop.vision.data.cache import default_cache_folder
 from matbackprop.vision.data.coco import coco_files
 from matbackprop.vision.data.coco_regions import (
@@ -18,11 +19,11 @@ from matbackprop.vision.data.coco_regions import (
     Regions,
     RegionSource,
     cache_regions,
-    check_same_categories,
     hold_out_images,
     place_batch,
 )
 from matbackprop.vision.devices import choose_device
+from matbackprop.vision.files import show
 from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.config import O2PConfig, RegionDataConfig
 from matbackprop.vision.training.loading import EpochLoader
@@ -30,11 +31,20 @@ from matbackprop.vision.training.system import Data
 
 
 def region_sets(config: RegionDataConfig) -> tuple[Regions, Regions]:
-    """Return the training and validation regions. They are cropped and cached on the first call."""
+    """Return the training and validation regions, which are cropped and cached on the first call.
+
+    Raises:
+        DataError: the files have different categories, or :func:`cache_regions` raises it.
+    """
     files = [coco_files(config.folder(), split) for split in ("train", "val")]
     folder = config.cache or default_cache_folder()
     train, validation = (cache_regions(*pair, folder, side=config.side, margin=config.margin) for pair in files)
-    check_same_categories(train, validation)
+    first, second = ({(c["id"], c["name"]) for c in regions.categories} for regions in (train, validation))
+    if first != second:
+        raise DataError(
+            f"{files[0][0]} and {files[1][0]} have different categories, for example {show(min(first ^ second))}. "
+            "Use one list of categories."
+        )
     return train, validation
 
 
