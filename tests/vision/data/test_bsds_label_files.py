@@ -60,8 +60,9 @@ def test_contour_map_is_cut_at_thresholds(tmp_path):
     savemat(tmp_path / "a.mat", {"ucm2": doubled_contours()})
     assert len(read_label_maps(tmp_path / "a.mat")) == 99
     assert len(read_label_maps(tmp_path / "a.mat", thresholds=8)) == 8
-    with pytest.raises(DataError, match="double size"):
-        ucm_to_segmentations(np.zeros((4, 6)))
+    for wrong in (np.zeros((4, 6)), np.zeros((5, 7), complex)):
+        with pytest.raises(DataError, match="double size"):
+            ucm_to_segmentations(wrong)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_corrupt_and_wrong_files(tmp_path):
     with pytest.raises(DataError, match="not integers"):
         read_label_maps(tmp_path / "real.mat")
     savemat(tmp_path / "ucm.mat", {"ucm2": np.zeros((0, 5))})
-    with pytest.raises(DataError, match=r"ucm\.mat: A contour map .*got \(0, 5\)"):
+    with pytest.raises(DataError, match=r"ucm\.mat: A contour map .*got float64 \(0, 5\)"):
         read_label_maps(tmp_path / "ucm.mat")
     header = b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM"
     (tmp_path / "hdf.mat").write_bytes(header.ljust(512, b"\x00") + b"\x89HDF\r\n\x1a\n")

@@ -187,9 +187,12 @@ def ucm_to_segmentations(ucm: NDArray[Any], thresholds: int = 99) -> list[NDArra
     """
     from scipy.ndimage import label
 
-    ucm = np.asarray(ucm, dtype=np.float64)
-    if ucm.ndim != 2 or ucm.shape[0] % 2 == 0 or ucm.shape[1] % 2 == 0 or min(ucm.shape) < 3:
-        raise DataError(f"A contour map ucm2 has shape (2h + 1, 2w + 1), got {ucm.shape}. Save it in double size.")
+    ucm = np.asarray(ucm)
+    odd = ucm.ndim == 2 and ucm.shape[0] % 2 == ucm.shape[1] % 2 == 1 and min(ucm.shape) >= 3
+    if not odd or ucm.dtype.kind not in "bufi":
+        found = f"{ucm.dtype} {ucm.shape}"
+        raise DataError(f"A contour map ucm2 is real (2h + 1, 2w + 1), got {found}. Save it in double size.")
+    ucm = ucm.astype(np.float64)
     levels = np.arange(1, thresholds + 1) / (thresholds + 1)
     maps: list[NDArray[np.integer]] = []
     below = np.searchsorted(np.unique(ucm), levels, side="right")  # strengths removed at each level

@@ -176,6 +176,8 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         raise DataError(f"{path} is not an image. Supported: {kinds}.{hint}") from None
     except PermissionError as error:
         raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
+    except MemoryError:
+        raise DataError(f"{path} needs more memory than available. Use a smaller image.") from None
     except Exception as error:  # Pillow raises many exception types for corrupted files
         raise DataError(f"{path} is damaged: {error}.") from error
 
