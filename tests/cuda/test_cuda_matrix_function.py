@@ -165,12 +165,15 @@ def test_the_root_at_zero(compute):
     assert torch.equal(slope.isfinite(), exact.isfinite())  # infinite or NaN like the operator
 
 
-@pytest.mark.usefixtures("routed")
-def test_an_infinite_derivative_raises_an_error_if_checked():
+def test_an_infinite_derivative_raises_an_error_if_checked(routed):
     a = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
     root = matrix_function(a, "sqrt", check=True)
     with pytest.raises(DomainError, match="infinite derivative"):
         root.sum().backward()
+    routed.clear()
+    regular = (a + torch.eye(2)).detach().requires_grad_()
+    matrix_function(regular, "sqrt", check=True).sum().backward()
+    assert routed == ["function_forward", "function_backward"]
 
 
 def test_rounding_belongs_to_the_dtype(compute):

@@ -139,8 +139,7 @@ def matrix_function(
     """
     fn, given = resolve_function(function, exponent, params)
     check_matrix(a, "a", square=True, or_complex=True)
-    watched = check is True and fn.domain == "nonnegative"  # infinite derivatives raise an error
-    if precision in (None, torch.float64) and not watched and _kernels_take(a, fn):
+    if precision in (None, torch.float64) and _kernels_take(a, fn):
         return _by_kernels(a, fn, check)
     return from_one_decomposition(a, [(fn, given)], check, precision)[0]
 
@@ -159,8 +158,10 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
     tolerance = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
     rounding = tolerance(a.dtype, torch.float64, a.shape[-1])
     out = kernels.matrix_function(a, function.name, rounding, general)
-    if ready.check_values and not bool(torch.isfinite(out).all()):
-        return from_one_decomposition(a, [(function, ())], check, None)[0]  # raises an error, or a.dtype overflows
+    if ready.check_values:
+        singular = function.domain == "nonnegative" and _has_zero(batched_eigh(ready.x)[0], a.dtype)
+        if singular or not all_finite(out):
+            return from_one_decomposition(a, [(function, ())], check, None)[0]  # errors, also of derivatives
     return ready.marked(out)
 
 
@@ -239,12 +240,15 @@ def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: Spect
     return out
 
 
+def _has_zero(lam: Tensor, dtype: torch.dtype) -> bool:
+    return bool((lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]).any())
+
+
 def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: torch.dtype) -> SpectralFunction:
     """Return the function with derivatives that raise if they are infinite or overflow."""
-    if function.builtin and function.domain == "nonnegative" and lam.numel():
-        small = lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]
+    if function.builtin and function.domain == "nonnegative" and lam.numel() and _has_zero(lam, dtype):
         zero = torch.zeros_like(lam[..., 0])
-        if bool(small.any()) and not bool(torch.isfinite(BoundFunction(function, p).first(zero, zero)).all()):
+        if not all_finite(BoundFunction(function, p).first(zero, zero)):
             fault = f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}"
             return without_derivatives(function, fault)
     return dataclasses.replace(function, check_overflow=True)
