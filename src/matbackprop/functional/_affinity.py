@@ -5,16 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, check_result, nan_where, prepare, values_checkable
-from matbackprop.errors import DomainError, DtypeError, LabelError, ShapeError
+from matbackprop.checks import (
+    check_finite,
+    check_floating,
+    check_matrix,
+    check_result,
+    nan_where,
+    prepare,
+    values_checkable,
+)
+from matbackprop.errors import DomainError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators
 from matbackprop.numerics import autocast_off
 
 
 def check_lambda(lam: Tensor, d: int) -> None:
     """Raise unless ``lam`` is a floating-point ``(*batch, d, d)``."""
-    if not isinstance(lam, Tensor) or not lam.dtype.is_floating_point:
-        raise DtypeError(f"lam must be a floating-point tensor, got {getattr(lam, 'dtype', type(lam).__name__)}.")
+    check_floating(lam, "lam")
     if lam.ndim < 2 or lam.shape[-2:] != (d, d):
         raise ShapeError(f"lam must be (*batch, {d}, {d}) for features with {d} columns, got {tuple(lam.shape)}.")
 

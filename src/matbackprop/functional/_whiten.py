@@ -190,11 +190,9 @@ def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, cov
     check_matrix(covariance, "covariance", square=True, or_complex=x.is_complex())
     shapes = (*x.shape[:-2], x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1])
     try:
-        fits = all(torch.broadcast_shapes(t.shape, w) == w for t, w in zip((mean, covariance), shapes, strict=True))
-    except RuntimeError:
-        fits = False
-    if not fits:
+        mean.expand(shapes[0]), covariance.expand(shapes[1])
+    except RuntimeError as error:
         raise ShapeError(
             f"mean and covariance must broadcast to {shapes[0]} and {shapes[1]} for samples of shape {tuple(x.shape)}, "
             f"got {tuple(mean.shape)} and {tuple(covariance.shape)}."
-        )
+        ) from error
