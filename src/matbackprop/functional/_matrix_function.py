@@ -113,9 +113,9 @@ def matrix_function(
         ConfigurationError: the function captures tensors that require a gradient.
 
     Gradient:
-        First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ]; second order through g[λᵢ, λⱼ, λₖ]. At repeated eigenvalues both
-        equal the analytic limits g'(λ) and g''(λ)/2. For user-defined functions g'' is computed by autograd. A third
-        order raises OrderError. Supports forward mode, vmap and fullgraph compilation; second orders that involve
+        First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ], listed on the stability page; second order through
+        g[λᵢ, λⱼ, λₖ]. At repeated eigenvalues both equal the analytic limits g'(λ) and g''(λ)/2. For user-defined
+        functions g'' is computed by autograd. A third order raises OrderError. Supports forward mode, vmap and fullgraph compilation; second orders that involve
         ``params`` require torch.autograd instead of torch.func. Complex gradients follow the convention of torch.
 
         Eigenvalues within rounding error of zero count as zero (see "Rank-deficient matrices" on the stability page).
@@ -274,9 +274,6 @@ def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``.
 
-    Gradient:
-        Γᵢⱼ = log(r)/((r − 1)λⱼ) with r = λᵢ/λⱼ.
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_log(torch.eye(2) * 2).diagonal()
@@ -296,7 +293,7 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
         ``(*batch, n, n)``, positive semidefinite.
 
     Gradient:
-        Γᵢⱼ = 1/(√λᵢ + √λⱼ). It is infinite at an eigenvalue of zero, and backward raises DomainError.
+        Infinite at an eigenvalue of zero, where backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -316,9 +313,6 @@ def matrix_inv_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dt
     Returns:
         ``(*batch, n, n)``.
 
-    Gradient:
-        Γᵢⱼ = −1/(√λᵢ√λⱼ(√λᵢ + √λⱼ)).
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_inv_sqrt(torch.eye(2) * 4).diagonal()
@@ -337,9 +331,6 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``, positive definite.
 
-    Gradient:
-        Γᵢⱼ = e^max(λᵢ, λⱼ) (1 − e^−|λᵢ−λⱼ|)/|λᵢ−λⱼ|.
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_exp(torch.zeros(2, 2)).diagonal()
@@ -357,9 +348,6 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
 
     Returns:
         ``(*batch, n, n)``.
-
-    Gradient:
-        Γᵢⱼ = −1/(λᵢλⱼ).
 
     Example:
         >>> import torch, matbackprop

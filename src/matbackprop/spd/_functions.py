@@ -133,9 +133,7 @@ def distance(
         a, b: symmetric or Hermitian positive definite matrices ``(*batch, n, n)`` whose batches broadcast.
         metric: name of the metric.
         squared: return the squared distance, which is smooth at A = B.
-        check: whether to check values (finite, symmetric, positive definite): None on the CPU only, True on every
-            device, False never.
-        precision: compute dtype, float64 by default.
+        check, precision: as in :func:`~matbackprop.matrix_function`.
 
     Returns:
         ``(*batch,)``, real, in the precision of ``a``; zero for equal matrices.
