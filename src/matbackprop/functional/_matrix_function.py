@@ -115,12 +115,13 @@ def matrix_function(
     Gradient:
         First order U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = g[λᵢ, λⱼ], listed on the stability page; second order through
         g[λᵢ, λⱼ, λₖ]. At repeated eigenvalues both equal the analytic limits g'(λ) and g''(λ)/2. For user-defined
-        functions g'' is computed by autograd. A third order raises OrderError. Supports forward mode, vmap and fullgraph compilation; second orders that involve
-        ``params`` require torch.autograd instead of torch.func. Complex gradients follow the convention of torch.
+        functions g'' is computed by autograd. A third order raises OrderError. Supports forward mode, vmap and
+        fullgraph compilation; second orders that involve ``params`` require torch.autograd instead of torch.func.
+        Complex gradients follow the convention of torch.
 
         Eigenvalues within rounding error of zero count as zero (see "Rank-deficient matrices" on the stability page).
         They are outside the domain of log, inverse and inverse powers. The derivative of sqrt at zero is infinite: it
-        raises DomainError if values are checked and is not finite otherwise.
+        raises DomainError if values are checked, and is otherwise infinite, NaN, or large without correct digits.
 
     Example:
         >>> import torch, matbackprop
