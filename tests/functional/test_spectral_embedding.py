@@ -120,3 +120,16 @@ def test_gradients_with_an_outlier_equal_those_of_the_singular_vectors(weighted)
     with torch.no_grad():
         values, _, _ = spectral_embedding(f, 3, weight=w)
         torch.testing.assert_close(values, by_svd(f)[0], rtol=1e-9, atol=0)
+
+
+def test_second_derivatives_for_fewer_rows_than_channels():
+    """UUᵀ = I for m = k, and no term of its derivatives is 1/β₂ = 1e10."""
+    f = features(2, 3).abs() * torch.tensor([1e-6, 1.0, 1e-5], dtype=torch.float64)
+    velocity = torch.rand(2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def slope(f):
+        _, u, _ = spectral_embedding(f, 2)
+        return (u @ u.mT).square().cumsum(0).sum()
+
+    _, second = torch.func.jvp(torch.func.grad(slope), (f,), (velocity,))
+    assert float(second.abs().max()) < 1e-9

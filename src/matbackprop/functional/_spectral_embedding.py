@@ -1,4 +1,4 @@
-"""Leading eigenvectors of the normalized affinity, from a d×d eigenproblem."""
+"""Leading eigenvectors of the normalized affinity, from a small eigenproblem."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def spectral_embedding(
         TieError: see ``ties``.
 
     Gradient:
-        With respect to F and weights. Second derivatives of eigenvectors have a relative error of about uβ₁/βᵢ, with u
-        the unit roundoff. For eigenvectors at ties, see `eigh`. For a loss of the span of all d vectors, use
-        `projector` of D^(−½)F, which is exact at ties.
+        With respect to F and weights. If m > d or weights are given, second derivatives of eigenvectors have a relative
+        error of about uβ₁/βᵢ, with u the unit roundoff. For eigenvectors at ties, see `eigh`. For a loss of the span of
+        all d vectors, use `projector` of D^(−½)F, which is exact at ties.
 
     Example:
         >>> import torch, matbackprop
@@ -92,11 +92,16 @@ def spectral_embedding(
         def lost(values: Tensor) -> Tensor:
             return ill_determined(values[..., -k:], is_double(f.dtype), tol=tol)
 
-        counts = None if weight is None else w
-        values, vectors, rows = row_eigh(scaled, counts, lost, ties=ties, check=check)
+        small = weight is None and m <= d
+        if small:  # U as eigenvectors of M, because FVβ^(−½) loses digits of second derivatives
+            values, rows, vectors = row_eigh(scaled.mT, None, lost, ties=ties, check=check)
+            rows = rows * positive.unsqueeze(-1)
+        else:
+            counts = None if weight is None else w
+            values, vectors, rows = row_eigh(scaled, counts, lost, ties=ties, check=check)
         values, vectors, rows = (t[..., -k:].flip(-1) for t in (values, vectors, rows))
         kept = values > tol * values[..., :1]
-        down = torch.where(kept, values, 1).rsqrt() * kept
+        down = kept if small else torch.where(kept, values, 1).rsqrt() * kept
         embedding = rows * (positive_phase(vectors) * down.unsqueeze(-2))
         degree = degree.to(f.dtype)
         if check_values:
