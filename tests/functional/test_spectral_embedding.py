@@ -133,3 +133,20 @@ def test_second_derivatives_for_fewer_rows_than_channels():
 
     _, second = torch.func.jvp(torch.func.grad(slope), (f,), (velocity,))
     assert float(second.abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+def test_derivatives_do_not_depend_on_the_scale(shape):
+    f, velocity = features(*shape).abs(), features(*shape, seed=1)
+
+    def derivatives(unit):
+        def loss(f):
+            values, u, _ = spectral_embedding(f, 2)
+            return (values * values).sum() + (u[0] * u[1]).sum()
+
+        return torch.func.jvp(torch.func.grad(loss), (unit * f,), (unit * velocity,))
+
+    expected = derivatives(1.0)
+    for unit in (2.0**500, 2.0**-500):
+        for found, want in zip(derivatives(unit), expected, strict=True):
+            torch.testing.assert_close(found * unit, want, rtol=1e-12, atol=0)

@@ -86,7 +86,8 @@ def spectral_embedding(
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
         bad = negative_degrees(degree, check_values, w)
         positive = degree > 0
-        scaled = x * (torch.where(positive, degree, 1).rsqrt() * positive).unsqueeze(-1)
+        # divided, because the derivative of degree ** −½ underflows for large features
+        scaled = x * positive.unsqueeze(-1) / torch.where(positive, degree, 1).sqrt().unsqueeze(-1)
         tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
 
         def lost(values: Tensor) -> Tensor:
