@@ -100,6 +100,22 @@ def test_every_mode_calls_the_operator_and_its_derivatives(mode):
     assert all(found["caught"].values())
 
 
+@pytest.mark.parametrize("factor", [2.0**200, 2.0**-200])
+def test_large_outputs_do_not_hide_faults_of_small_ones(factor):
+    """The degrees have the size factor², the eigenvalues and eigenvectors the size 1."""
+
+    def call(f, **options):
+        values, u, degrees = mb.spectral_embedding(f, 2, **options)
+        return values, u + 1e-5 * (f - f.detach())[..., :2] / factor, degrees
+
+    for wrong in (False, True):
+        problem = _problem("spectral_embedding", "plain", call=call if wrong else None)
+        found = judge(replace(problem, arrays=[factor * a for a in problem.arrays]), mutations=not wrong)
+        verdict = "silently wrong" if wrong else "exact"
+        assert [found["verdicts"][name] for name in ("gradient", "tangent")] == [verdict] * 2, found
+        assert all(found["caught"].values())
+
+
 def test_nan_is_a_refusal_only_if_values_are_not_checked():
     for mode, verdict in (("eager", "silently wrong"), ("unchecked", "clear error")):
         problem = _problem("matrix_log", "indefinite", mode, orders=0, call=lambda a, check=None: a * torch.nan)

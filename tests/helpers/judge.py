@@ -428,29 +428,34 @@ class Judge:
 
     changes = ((1, 1), (8, 2), (-8, 2))
 
-    @cached_property
-    def size(self):
-        """The size of the value, the smallest near the inputs; 0 if there is none."""
-        values = [t.value for t in self.tells if not isinstance(t.value, ArithmeticError)]
-        return min((max((norm(m) for m in v if m is not None), default=mpf(0)) for v in values), default=mpf(0))
+    def sizes(self, k: int) -> list:
+        """The sizes of output k of the value at and near the inputs; 0 if there is none."""
+        values = [t.value[k] for t in self.tells if not isinstance(t.value, ArithmeticError)]
+        return [norm(m) for m in values if m is not None] or [mpf(0)]
 
-    @property
-    def noise(self):
-        """Error of the difference quotients."""
-        return self.step * (1 + self.size)
+    def noise(self, k: int):
+        """Error of the difference quotients of output k."""
+        return self.step * max(min((s for s in self.sizes(k) if s), default=mpf(0)), self.problem.row.least)
 
     @cached_property
     def far(self) -> list[Told]:
         return [tell(self.problem, perturbed(self.problem, by, 3), self.moved, self.step) for by in (SLACK, -SLACK)]
 
     def cotangents(self, name: str) -> list[np.ndarray] | None:
-        """G without cancellation in ⟨G, derivative⟩, random if there is no derivative."""
+        """G without cancellation in ⟨G, derivative⟩, random if there is no derivative.
+
+        Outputs of different sizes contribute equally, so that none hides the others.
+        """
         told, value = self.tells[0][name], self.tells[0].value
         if isinstance(value, ArithmeticError) or any(m is None for m in value):
             return None
+        sizes = [norm(m) for m in value]
+        least, lowest = min((s for s in sizes if s), default=mpf(1)), torch.finfo(self.problem.dtype).smallest_normal
         out = []
         for k, m in enumerate(value):
             size = self.problem.rng.choice([0.5, 0.625, 0.75, 0.875, 1.0], len(m))
+            if sizes[k]:  # a power of two within the range of the dtype
+                size = size * 2.0 ** round(math.log2(max(least / sizes[k], lowest**0.5)))
             if not isinstance(told, ArithmeticError):
                 size = size * np.array([-1.0 if x < 0 else 1.0 for x in told[k]])
             out.append(size)
@@ -472,21 +477,21 @@ class Judge:
         changes = (max((abs(x - y) for x, y in zip(t[k], around[0][k], strict=True)), default=mpf(0)) for t in around)
         return max(c * SLACK / abs(by) for c, (by, _) in zip(list(changes)[1:], self.changes, strict=True))
 
-    def ordinary(self, name: str):
-        """The size of a derivative of a function that is not degenerate."""
+    def ordinary(self, name: str, k: int):
+        """The size of a derivative of output k if the function is not degenerate."""
         order = {"value": 0, "second": 2}.get(name, 1)
         ratio = [
             _peak(m.velocity) / _peak(a)
             for m, a in zip(self.moved, self.problem.arrays, strict=True)
             if m is not None and _peak(a)
         ]
-        return max(self.size, self.problem.row.least) * mpf(max(ratio, default=0.0)) ** order
+        return max(min(self.sizes(k)), self.problem.row.least) * mpf(max(ratio, default=0.0)) ** order
 
-    def factors(self, name: str):
-        """The size of the terms that ``seen`` combines: the largest relative change of an output times the value."""
+    def factors(self, name: str, k: int):
+        """The size of the terms that ``seen`` combines: the largest relative change of an output times output k."""
         parts = zip(self.tells[0][name], self.tells[0].value, strict=True)
         ratio = max((norm(m) / (norm(v) or 1) for m, v in parts if m is not None), default=mpf(0))
-        return max(self.ordinary(name), ratio * self.size)
+        return max(self.ordinary(name, k), ratio * min(self.sizes(k)))
 
     def tolerance(self, name: str, tensors: list[torch.Tensor] | None, k: int | None = None):
         """Pairs (reference, tolerance, size): of the entries of output k, or of ⟨G, derivative⟩."""
@@ -497,8 +502,8 @@ class Judge:
         size, spread = norm(told), self.spread(name, k)
         if spread is None:
             return told, None, size
-        own = digits * max(size, self.ordinary(name)) + 2 * eps * size + self.noise
-        own += 8 * eps * self.factors(name) if row.composed else 0
+        own = digits * max(size, self.ordinary(name, k)) + 2 * eps * size + self.noise(k)
+        own += 8 * eps * self.factors(name, k) if row.composed else 0
         return told, spread + own, size
 
     def of_output(self, name: str, tensors: list[torch.Tensor], k: int) -> tuple[str, bool]:
@@ -528,10 +533,10 @@ class Judge:
         has_pole = len(sizes) < len(near) or most > 1e6 * least
         size = mpf(max(map(abs, got), default=0.0))
         # A function without a derivative is not large: only a pole bounds derivatives from below.
-        bounded = name == "value" or least > 1e3 * self.ordinary(name)
-        lost = 4 * info.tiny + self.noise + DIGITS[name] * self.ordinary(name)
+        bounded = name == "value" or least > 1e3 * self.ordinary(name, k)
+        lost = 4 * info.tiny + self.noise(k) + DIGITS[name] * self.ordinary(name, k)
         right = not bounded or 64 * size >= least - lost
-        right &= has_pole or size <= 64 * (most + self.ordinary(name)) or 64 * most > info.max
+        right &= has_pole or size <= 64 * (most + self.ordinary(name, k)) or 64 * most > info.max
         return "undetermined" if right else "silently wrong"
 
     def of_gradient(self, name: str, gradients: list[torch.Tensor], cotangents: list[np.ndarray]) -> tuple[str, bool]:
@@ -559,19 +564,17 @@ class Judge:
                 (mpf(a) * b for g, m in zip(cotangents, t, strict=True) for a, b in zip(g, m, strict=True)), mpf(0)
             )
 
+        def weighted(size):
+            return sum((len(g) * _peak(g) * (size(k) or 0) for k, g in enumerate(cotangents)), mpf(0))
+
         center, *others = map(pair, told)
         spread = max(abs(p - center) * SLACK / abs(by) for p, (by, _) in zip(others, self.changes, strict=True))
-        entries = sum(len(g) for g in cotangents)
-        ordinary = entries * self.ordinary(name)
-        parts = [self.tolerance(name, None, k) for k in range(len(cotangents))]
-        spread = max(spread, *(s or 0 for s in (self.spread(name, k) for k in range(len(cotangents)))))
-        row = self.problem.row
-        allowed = (
-            spread
-            + self.noise
-            + (DIGITS[name] + (10 * row.unit if row.unit > ROUNDING else 0)) * max(abs(center), ordinary)
-        )
-        allowed += 1.5 * eps * mpmath.sqrt(squares) + (2 * eps * entries * self.factors(name) if row.composed else 0)
+        spread = max(spread, *((self.spread(name, k) or 0) * _peak(g) for k, g in enumerate(cotangents)))
+        row, ordinary = self.problem.row, weighted(lambda k: self.ordinary(name, k))
+        digits = DIGITS[name] + (10 * row.unit if row.unit > ROUNDING else 0)
+        allowed = spread + weighted(self.noise) + digits * max(abs(center), ordinary)
+        allowed += 1.5 * eps * mpmath.sqrt(squares)
+        allowed += 2 * eps * weighted(lambda k: self.factors(name, k)) if row.composed else 0
         allowed += (2.5 if name == "second" else 1) * eps * abs(center)  # common factors; a sum of rounded terms
         self.note = " ".join(mpmath.nstr(x, 8) for x in (total, center, allowed, spread))
         if not mpmath.isfinite(total):  # right if an entry of the gradient is beyond the range
@@ -580,7 +583,8 @@ class Judge:
         right, unclear_rank = abs(total - center) <= allowed + tiny, self.problem.drops()
         if allowed > abs(center) / 2 + tiny or (not right and unclear_rank):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
-            most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *(p[2] for p in parts)))
+            parts = [norm(told[0][k]) * _peak(g) for k, g in enumerate(cotangents)]
+            most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *parts))
             wrong = len(sizes) == len(self.far) and abs(total) > most + allowed
             return ("silently wrong" if wrong else "undetermined"), False
         determined = not unclear_rank and allowed <= DETERMINED * abs(center) and abs(center) > tiny
