@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from matbackprop.nn import replace_pool
-from matbackprop.vision.data.coco_regions import RegionSource
+from matbackprop.vision.data.coco_regions import FetchedRegions, RegionSource, place_batch
 from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 from matbackprop.vision.training.config import RegionDataConfig
 from matbackprop.vision.training.regions import region_sets
@@ -90,16 +90,17 @@ class RegionSet:
         self.device, self.shrink, self.batch = device, shrink, data.batch_size
         parts = region_sets(data)
         self.classes, self.side = len(parts[0].classes), data.canvas // shrink
-        placing = {"canvas": data.canvas, "background": data.background, "resident": device.type == "cuda"}
+        self.placing = {"canvas": data.canvas, "background": data.background}
         self.train, self.validation = (
-            RegionSource(part, np.arange(len(part)), jitter=jitter, flip=jitter > 0, **placing)
+            RegionSource(part, np.arange(len(part)), jitter=jitter, flip=jitter > 0)
             for part, jitter in zip(parts, (data.jitter, 0), strict=True)
         )
 
     def batches(self, source: RegionSource, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Pictures (b, 3, side, side) and classes (b,) of an epoch."""
         for indices in order.split(self.batch):
-            batch = source.assemble(source.fetch(indices, epoch), self.device)
+            fetched = FetchedRegions(*(tensor.to(self.device) for tensor in source.fetch(indices, epoch)))
+            batch = place_batch(fetched, **self.placing)
             yield nnf.avg_pool2d(batch.image, self.shrink).contiguous(), batch.target
 
 
