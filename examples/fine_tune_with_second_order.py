@@ -87,10 +87,9 @@ class RegionSet:
     """Training and validation regions."""
 
     def __init__(self, data: RegionDataConfig, shrink: int, device: torch.device) -> None:
-        self.device, self.shrink, self.batch = device, shrink, data.batch_size
+        self.data, self.device, self.shrink = data, device, shrink
         parts = region_sets(data)
         self.classes, self.side = len(parts[0].classes), data.canvas // shrink
-        self.placing = {"canvas": data.canvas, "background": data.background}
         self.train, self.validation = (
             RegionSource(part, np.arange(len(part)), jitter=jitter, flip=jitter > 0)
             for part, jitter in zip(parts, (data.jitter, 0), strict=True)
@@ -98,9 +97,9 @@ class RegionSet:
 
     def batches(self, source: RegionSource, epoch: int, order: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Pictures (b, 3, side, side) and classes (b,) of an epoch."""
-        for indices in order.split(self.batch):
+        for indices in order.split(self.data.batch_size):
             fetched = FetchedRegions(*(tensor.to(self.device) for tensor in source.fetch(indices, epoch)))
-            batch = place_batch(fetched, **self.placing)
+            batch = place_batch(fetched, self.data.canvas, self.data.background)
             yield nnf.avg_pool2d(batch.image, self.shrink).contiguous(), batch.target
 
 
@@ -110,7 +109,7 @@ def train(model: nn.Module, regions: RegionSet, epochs: int, rate: float, seed: 
     torch.manual_seed(seed)
     model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), rate, weight_decay=0.05)
-    steps = epochs * math.ceil(len(regions.train) / regions.batch)
+    steps = epochs * math.ceil(len(regions.train) / regions.data.batch_size)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps, pct_start=0.2)
     half = torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
     for epoch in range(epochs):
