@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matbackprop._torch import transforms_active
 from matbackprop.errors import DomainError, DtypeError
 
 # Tables, because torch.compile does not trace dtype.to_complex().
@@ -18,7 +19,8 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 def symmetrize(a: Tensor) -> Tensor:
     """Return the symmetric part (A + Aᵀ)/2, or the Hermitian part of a complex A."""
     total = a + a.mH
-    if torch.compiler.is_compiling():  # torch 2.11 loses the gradient of a tensor changed in place before a Function
+    # torch 2.11 compiles changes in place before a Function wrongly, and vmap(jvp) of constant tangents rejects them.
+    if torch.compiler.is_compiling() or transforms_active():
         return 0.5 * total
     return total.mul_(0.5)  # fresh memory costs more than the sum
 

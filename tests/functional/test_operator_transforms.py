@@ -25,6 +25,15 @@ def test_per_sample_gradients(case, device, dtype):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("case", TRACED, ids=case_id)
+def test_a_batch_of_inputs_with_one_constant_tangent(case):
+    inputs = case.inputs("separated")
+    tangents = tuple(t[0].cos() for t in inputs)
+    mapped = vmap(lambda *x: jvp(case.loss, x, tangents)[1])(*inputs)
+    expected = [jvp(case.loss, tuple(t[i] for t in inputs), tangents)[1] for i in range(2)]
+    torch.testing.assert_close(mapped, torch.stack(expected))
+
+
 @pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
 def test_forward_mode_equals_reverse_mode(case, spectrum, device):
     inputs = case.inputs(spectrum, device)
