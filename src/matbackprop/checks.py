@@ -279,6 +279,14 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
         raise DomainError(f"{name} must not be negative, got {float(weight.detach().min()):.3g}.")
 
 
+def valid_weight(weight: Tensor, dtype: torch.dtype, check_values: bool) -> Tensor:
+    """Convert weights ``(*batch, m)``. If one is negative, raise, or set all to NaN if values are not checked."""
+    if check_values:
+        check_weight_values(weight)
+        return weight.to(dtype)
+    return nan_where((weight < 0).any(-1), weight.to(dtype))
+
+
 def check_weight_totals(weight: Tensor) -> None:
     """`check_weight_values`, and raise if all weights are zero."""
     check_weight_values(weight)

@@ -7,7 +7,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import matbackprop as mb
 from helpers.operators import CASES, OF_ONE_INPUT, case_id
 
-OF_ANY_SHAPE = [case for case in OF_ONE_INPUT if case.name.startswith(("pool", "svd", "projector", "affinity"))]
+ANY_SHAPE = ("pool", "svd", "projector", "pinv", "polar", "low_rank", "whiten", "affinity")
+OF_ANY_SHAPE = [case for case in OF_ONE_INPUT if case.name.startswith(ANY_SHAPE)]
 
 
 def _call(case, a, **options):

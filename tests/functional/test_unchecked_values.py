@@ -89,6 +89,7 @@ NON_FINITE = {
         lambda a, **o: mb.matrix_function(a, (torch.arctan, lambda x: 1 / (1 + x * x)), **o),
         INFINITE,
     ),
+    "svd": (lambda a, **o: mb.svd(a, **o).U, torch.diag(torch.tensor([1.0, torch.inf, 1.0], dtype=torch.float64))),
     "projector": (mb.projector, TALL),
     "projector_symmetric": (lambda a, **o: mb.projector(a, symmetric=True, **o), INFINITE),
     "spectral_projector": (lambda a, **o: mb.spectral_projector(a, rank=0, **o), INFINITE),
@@ -147,6 +148,18 @@ INVALID_ARGUMENTS = {
         params=(torch.tensor(torch.inf),),
         **o,
     ),
+    "weight_of_pooling_by_svd": lambda **o: mb.second_order_pool(
+        NEGATIVE, weight=torch.tensor([-1.0, 1, 1]), method="svd", **o
+    ),
+    "weight_of_points": lambda **o: mb.procrustes(NEGATIVE, NEGATIVE.sin(), weight=torch.tensor([-1.0, 1, 1]), **o),
+    "weight_of_embedding": lambda **o: mb.spectral_embedding(NEGATIVE.abs(), 1, weight=torch.tensor([-0.1, 1, 1]), **o)[
+        0
+    ],
+    "weight_of_mean": lambda **o: mb.spd.mean(
+        torch.stack([torch.eye(2), 2 * torch.eye(2)]), torch.tensor([-1.0, 3]), metric="log_euclidean", **o
+    ),
+    "negative_eps": lambda **o: mb.second_order_pool(NEGATIVE, eps=torch.tensor(-0.1), function="exp", **o),
+    "infinite_eps": lambda **o: mb.second_order_pool(NEGATIVE, eps=torch.tensor(torch.inf), function="inv_sqrt", **o),
     "covariance": lambda **o: mb.whiten(NEGATIVE, method="pca", mean=torch.zeros(2), covariance=INDEFINITE, **o),
 }
 
@@ -205,6 +218,7 @@ REFUSED = {
     "matrix_inv_sqrt": mb.matrix_inv_sqrt,
     "matrix_inverse": mb.matrix_inverse,
     "matrix_power": lambda a: mb.matrix_power(a, -0.3),
+    "inverse_root": lambda a: mb.inverse_root(a, 4),
     "linear_solve": lambda a: mb.linear_solve(a, a[..., 0]),
     "linear_solve_symmetric": lambda a: mb.linear_solve(a, a[..., 0], symmetric=True),
     "generalized_eigh": lambda a: mb.generalized_eigh(torch.eye(a.shape[-1], dtype=a.dtype), a),
@@ -357,11 +371,12 @@ def test_whitening_of_pixels_in_float32():
     torch.testing.assert_close(y.mT @ y / 500, torch.eye(3), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", ["fused", "svd", "eig"])
 @pytest.mark.parametrize("shape", [(20, 12, 12), (5, 8, 12), (5, 12, 8)])
-def test_pooling_is_symmetric_bitwise(shape):
+def test_pooling_is_symmetric_bitwise(shape, method):
     f = torch.rand(*shape, generator=generator(0), dtype=torch.float64)
     for x in (f, to_complex(f)):
-        c = mb.second_order_pool(x)
+        c = mb.second_order_pool(x, method=method)
         assert torch.equal(c, c.mH)
 
 

@@ -33,7 +33,7 @@ def largest_positive(v: Tensor) -> Tensor:
 def positive_phase(v: Tensor) -> Tensor:
     """Return the factors of `largest_positive`, ``(*batch, 1, k)``."""
     if v.numel() == 0:
-        return torch.ones_like(v[..., :1, :])
+        return v.new_ones(*v.shape[:-2], 1, v.shape[-1])
     entry = v.gather(-2, v.detach().abs().argmax(-2, keepdim=True))
     return entry.conj() / entry.abs() if v.is_complex() else torch.where(entry.detach() < 0, -1.0, 1.0)
 

@@ -91,7 +91,8 @@ def prepared_inverse_root(
         values, vectors = batched_eigh(x.detach())
     if relative and n:
         shift = shift * values[..., -1]
-    values = without_rounding(values.detach(), data) + shift.detach().unsqueeze(-1)
+    values = without_rounding(values.detach(), data, "nonnegative" if eps else "positive")
+    values = values + shift.detach().unsqueeze(-1)
     function, exponent = power_function(-1.0 / p)
     if ready.check_values:
         check_positive(values, eps, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, check_weight, check_weight_values, into_range, prepare
+from matbackprop.checks import check_matrix, check_weight, into_range, prepare, valid_weight
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
 from matbackprop.functional._polar import polar_factors
@@ -103,9 +103,7 @@ def procrustes(
         x, check_values, *_ = prepare(x, "x", check, precision, sizes="rescale", others=all_given)
         y = prepare(y, "y", check, precision, sizes="rescale", others=all_given).x
         if weight is not None:
-            if check_values:
-                check_weight_values(weight)
-            weight = weight.to(real_dtype(x.dtype))
+            weight = valid_weight(weight, real_dtype(x.dtype), check_values)
             weight = into_range(weight.unsqueeze(-2), x.dtype).squeeze(-2) if check_values else weight
             y = weight.unsqueeze(-1) * y
         moments = product(x.mH, y)

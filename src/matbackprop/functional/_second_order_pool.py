@@ -406,6 +406,8 @@ def second_order_pool(
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="large", others=(weight, eps, *given))
         if check_values:
             _check_values(weight, eps, fn)
+        elif isinstance(eps, Tensor):
+            eps = torch.where((eps >= 0) & eps.isfinite(), eps, torch.nan)
         double = is_double(x.dtype)
         if method == "fused" and double and _kernels_take(f, weight, eps, fn):
             out = _pool_by_kernels(f, weight, center, eps, fn)
@@ -523,10 +525,11 @@ def _reference_pool(
         q, v = eigh(shifted, ties="drop", check=False, precision=real_dtype(f.dtype))
     else:
         if w is not None:
-            f = _weighted(f, torch.where(w > 0, w.clamp_min(torch.finfo(w.dtype).tiny).sqrt(), 0))
+            root = w.clamp_min(torch.finfo(w.dtype).tiny).sqrt()
+            f = _weighted(f, torch.where(w > 0, root, torch.where(w == 0, 0, torch.nan)))
         _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
     if check_values:  # eigenvalues of a Gram matrix have the rounding error of the largest, which may exceed eps
         check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
-    return product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH)
+    return symmetrize(product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH))

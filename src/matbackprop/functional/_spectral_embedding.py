@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, check_result, check_weight, check_weight_values, nan_where, prepare
+from matbackprop.checks import check_matrix, check_result, check_weight, nan_where, prepare, valid_weight
 from matbackprop.errors import DomainError
 from matbackprop.functional._affinity import negative_degrees
 from matbackprop.functional._eigh import positive_phase
@@ -80,9 +80,7 @@ def spectral_embedding(
     with autocast_off(f.device.type):
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=(weight,))
         dtype = x.dtype
-        if check_values and weight is not None:
-            check_weight_values(weight)
-        w = torch.ones_like(x[..., 0]) if weight is None else weight.to(dtype)
+        w = torch.ones_like(x[..., 0]) if weight is None else valid_weight(weight, dtype, check_values)
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
         bad = negative_degrees(degree, check_values, w)
         positive = degree > 0

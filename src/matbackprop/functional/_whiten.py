@@ -43,7 +43,7 @@ def check_method(method: Method, eps: float) -> None:
 def normalized_weights(x: Tensor, weight: Tensor | None) -> Tensor:
     """Return row weights ``(*batch, m)`` that sum to 1."""
     if weight is None:
-        return torch.full_like(x[..., 0].real, 1 / max(x.shape[-2], 1))
+        return x.real.new_full(x.shape[:-1], 1 / max(x.shape[-2], 1))
     weight = weight.to(real_dtype(x.dtype))
     return weight / weight.sum(-1, keepdim=True)
 

@@ -50,8 +50,12 @@ def _torch_svd(x: Tensor, full_matrices: bool) -> Factors:
         return u, s, vh
 
     try:
-        if is_plain(x) or x.is_cuda:
+        if x.is_cuda:
             return solve(x)
+        if is_plain(x):
+            u, s, vh = solve(x)
+            if bool(s.isfinite().all()):  # LAPACK accepts infinite entries and may return finite vectors
+                return u, s, vh
     except torch.linalg.LinAlgError:
         if bool(x.isfinite().all()):
             raise

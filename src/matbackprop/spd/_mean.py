@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import check_weight_totals
+from matbackprop.checks import check_weight_totals, nan_where
 from matbackprop.divided_differences import Given, SpectralFunction, resolve_function
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
@@ -242,8 +242,10 @@ def mean(
             raise ShapeError(f"weight must have shape {tuple(x.shape[:-2])}, one per matrix, got {tuple(w.shape)}.")
         if metric != "log_euclidean" and (is_batched(x) or is_batched(w)):
             raise SolverError("The iteration for a mean depends on values. Replace vmap by leading dimensions.")
-        if given.check_values and weight is not None:
+        if weight is not None and given.check_values:
             check_weight_totals(weight)
+        elif weight is not None:
+            w = nan_where((w < 0).any(-1), w)
         w = w / w.sum(-1, keepdim=True)
         given = given._replace(mark=given.mark.prod(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
