@@ -53,7 +53,8 @@ def segment_files(
 ) -> Iterator[tuple[Path, T | DataError]]:
     """Segment files in parallel. Only a few images are in memory at a time.
 
-    Without a pool, each of several threads segments one image at a time. With a pool, for a network on a GPU, threads
+    Without a pool, threads segment one image at a time each. To save memory, a network runs in one thread per two
+    processors, with about 200 MB per thread. With a pool, for a network on a GPU, threads
     read images, the network processes batches of equal size, and worker processes build the regions and call
     ``finish``.
 
@@ -85,7 +86,7 @@ def segment_files(
             return path, error
 
     before = torch.get_num_threads()
-    threads = max(1, min(_THREADS, before, len(jobs)))
+    threads = max(1, min(_THREADS, before if model is None else before // 2, len(jobs)))
     executor = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(before // threads,))
     try:
         yield from read_ahead(lambda job: executor.submit(one, job), jobs, 2 * threads)

@@ -122,9 +122,10 @@ class ContourNet(PretrainedMixin, nn.Module):
         assert x is not None
         del maps, lateral  # free memory before the layers at full resolution
         detail = self.stem(image)
-        fused = torch.cat([_resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype), detail], 1)
+        x = _resample(x, coarse, _PIXELS, (height, width)).to(detail.dtype, memory_format=torch.channels_last)
+        fused = torch.cat([x, detail], 1)
         del detail, x
-        for layer in self.fuse:
+        for layer in (part for part in self.fuse.modules() if not isinstance(part, nn.Sequential)):
             fused = layer(fused)
         return [fused.squeeze(1), *levels]
 
