@@ -121,6 +121,16 @@ def test_results_that_exist_are_kept_unless_overwritten(picture, tmp_path, capsy
     assert len(main(config)["images"]) == 1 and np.load(tmp_path / "out" / "photo.npz")["labels"].size
 
 
+def test_results_of_images_with_equal_names_have_different_names(tmp_path):
+    paths = [tmp_path / name for name in ("a.png", "b/a.png", "a-2.png", "c/a.png")]
+    for number, path in enumerate(paths, 1):
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.zeros((20, 10 * number, 3), np.uint8)).save(path)
+    document = main(Config(tuple(paths), out=tmp_path / "out", model="none", format=("png",)))
+    files = [entry["labels"] for entry in document["images"]]
+    assert [Image.open(file).width for file in files] == [10, 20, 30, 40] and len(set(files)) == 4
+
+
 def test_threshold_determines_the_regions(tmp_path):
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)

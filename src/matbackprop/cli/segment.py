@@ -111,17 +111,17 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
     save = partial(_save, config, formats)
 
     jobs = list(zip(paths, _stems(paths), strict=True))
+    outputs = {job: output_files(config.out, job[1], formats) for job in jobs}
     keep = not (config.overwrite or config.frames)
-    outputs = {path: output_files(config.out, stem, formats) for path, stem in jobs if keep}
-    kept = [path for path, files in outputs.items() if all(file.exists() for file in files.values())]
-    left = [job for job in jobs if job[0] not in kept]
+    kept = {job for job in jobs if keep and all(file.exists() for file in outputs[job].values())}
+    left = [job for job in jobs if job not in kept]
     if config.frames is not None or clusters:
         results = _one_by_one(left, model, ks, save, config)
     else:
         results = segment_files(left, model, save, ks=ks, side=config.side, pool=pool, **averaged)
     entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
     if "coco" in formats and len(entries) + len(kept) > 1:
-        files = {Path(entry["coco"]) for entry in entries} | {outputs[path]["coco"] for path in kept}
+        files = {Path(entry["coco"]) for entry in entries} | {outputs[job]["coco"] for job in kept}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept results of {counted(len(kept), 'image')}. Use --overwrite to redo.", file=sys.stderr)
@@ -135,7 +135,7 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
         "network": model is not None,
         "ks": ks,
         "images": sorted(entries, key=lambda entry: order[entry["image"]]),
-        "kept": [path.as_posix() for path in kept],
+        "kept": [job[0].as_posix() for job in jobs if job in kept],
         "skipped": skipped,
     }
 
@@ -175,10 +175,13 @@ def _one_by_one(
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:
-    """Return the stems of the paths, numbered if they repeat."""
-    seen: Counter[str] = Counter()
-    stems = []
+    """Return different stems for the results of the paths; repeated stems are numbered."""
+    repeated: Counter[str] = Counter()
+    stems: dict[str, None] = {}
     for path in paths:
-        seen[path.stem] += 1
-        stems.append(path.stem if seen[path.stem] == 1 else f"{path.stem}-{seen[path.stem]}")
-    return stems
+        stem = path.stem
+        while stem in stems:
+            repeated[path.stem] += 1
+            stem = f"{path.stem}-{repeated[path.stem] + 1}"
+        stems[stem] = None
+    return list(stems)
