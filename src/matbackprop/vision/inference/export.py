@@ -7,7 +7,7 @@ import os
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
@@ -241,8 +241,6 @@ def save(
     Returns:
         Kind of file → path.
     """
-    from PIL import Image
-
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         raise ConfigurationError(f"Unknown format {', '.join(unknown) or '(none)'}. Formats: {', '.join(FORMATS)}.")
@@ -250,24 +248,25 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     paths = output_files(folder, Path(result.name).stem if stem is None else stem, formats)
 
-    def write_png(kind: str, pixels: NDArray[Any], **options: Any) -> None:
-        with atomic_file(paths[kind]) as file:
-            Image.fromarray(pixels).save(file, "PNG", **options)
+    _write(result, k, formats, paths)
+    return paths
 
+
+def _write(result: Segments, k: int | None, formats: Sequence[Format], paths: Mapping[str, Path]) -> None:
     if "png" in formats:
         labels = result.labels(k)
         if labels.max() > 0xFFFF:
             raise ConfigurationError(f"{labels.max() + 1} regions do not fit into a 16-bit PNG file. Use npz or coco.")
-        write_png("labels", labels.astype(np.uint16))
-        write_png("colors", result.painted(k))
-        write_png("overlay", result.outlined(k), compress_level=3)  # twice as fast
+        _write_png(paths["labels"], labels.astype(np.uint16))
+        _write_png(paths["colors"], result.painted(k))
+        _write_png(paths["overlay"], result.outlined(k), compress_level=3)  # twice as fast
     if "npz" in formats:
         with atomic_file(paths["levels"]) as file:
             _save_levels(file, result)
     if "coco" in formats:
         atomic_write(paths["coco"], json.dumps(to_coco(result, k)))
     if "labelme" in formats:
-        atomic_write(paths["labelme"], json.dumps(to_labelme(result, k, folder), indent=2))
+        atomic_write(paths["labelme"], json.dumps(to_labelme(result, k, paths["labelme"].parent), indent=2))
     if "svg" in formats:
         atomic_write(paths["svg"], to_svg(result, k))
     if "ucm2" in formats:
@@ -278,8 +277,14 @@ def save(
     if "contours" in formats:
         if result.contours is None:
             raise ConfigurationError("Clusters have no contours. Segment with a contour network instead.")
-        write_png("contours", np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
-    return paths
+        _write_png(paths["contours"], np.round(255 * result.contours.astype(np.float32)).astype(np.uint8))
+
+
+def _write_png(path: Path, pixels: NDArray[Any], **options: Any) -> None:
+    from PIL import Image
+
+    with atomic_file(path) as file:
+        Image.fromarray(pixels).save(file, "PNG", **options)
 
 
 def _save_levels(path: BinaryIO, result: Segments) -> None:
