@@ -93,6 +93,24 @@ def check_coco(root: Path) -> CheckResult:
 
     Crowds, empty masks and unused categories are listed in the notes.
     """
+    result = CheckResult("coco")
+    categories: dict[str, list[dict[str, Any]]] = {}
+    for file in sorted((root / "annotations").glob("instances_*.json")):
+        split = file.stem.removeprefix("instances_")
+        try:
+            categories[split] = _check_annotations(result, root, file, split)
+        except DataError as error:
+            result.problems.append(Problem(file, f"cannot be read: {error}"))
+    if not categories:
+        result.problems.append(Problem(root / "annotations", "contains no readable instances_*.json"))
+    if any(c != next(iter(categories.values())) for c in categories.values()):
+        reason = f"the splits {', '.join(categories)} have different categories"
+        result.problems.append(Problem(root / "annotations", reason))
+    return result
+
+
+def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) -> list[dict[str, Any]]:
+    """Add the findings of one annotation file and its images to ``result``, and return the categories."""
     from matbackprop.vision.data.coco import ImageRegions, OpenedImage, coco_files, open_regions, read_coco
 
     def read(entry: ImageRegions) -> OpenedImage | Problem:
@@ -101,40 +119,26 @@ def check_coco(root: Path) -> CheckResult:
         except DataError as error:
             return Problem(entry.path, str(error).removeprefix(f"{entry.path} ").rstrip("."))
 
-    result = CheckResult("coco")
-    categories: dict[str, list[dict[str, Any]]] = {}
-    for file in sorted((root / "annotations").glob("instances_*.json")):
-        split = file.stem.removeprefix("instances_")
-        try:
-            index = read_coco(file, coco_files(root, split)[1])
-        except DataError as error:
-            result.problems.append(Problem(file, f"cannot be read: {error}"))
-            continue
-        categories[split] = index.categories
-        result.counts[f"{split} images"] = len(index.images)
-        result.counts[f"{split} annotations"] = index.annotations
-        result.problems += index.problems
-        missing = {problem.path for problem in index.problems}
-        skipped = Counter(index.skipped)
-        there = [one for one in index.images if one.path not in missing]
-        for opened in _read_all(read, there, f"Checking {split}"):
-            if isinstance(opened, Problem):
-                result.problems.append(opened)
-            else:
-                result.problems += opened.problems
-                skipped["empty mask"] += opened.empty
-        used = {region.label for one in index.images for region in one.regions}
-        if not used:
-            result.problems.append(Problem(file, "has no usable region"))
-        for kind, count in skipped.items():
-            if count:
-                result.notes.append(f"{file.name}: {count} regions are skipped in training ({kind})")
-        if unused := [shorten(c["name"]) for label, c in enumerate(index.categories) if label not in used]:
-            names = ", ".join(unused[:8])
-            result.notes.append(f"{file.name}: {len(unused)} categories without a region: {names}")
-    if not categories:
-        result.problems.append(Problem(root / "annotations", "contains no readable instances_*.json"))
-    if any(c != next(iter(categories.values())) for c in categories.values()):
-        reason = f"the splits {', '.join(categories)} have different categories"
-        result.problems.append(Problem(root / "annotations", reason))
-    return result
+    index = read_coco(file, coco_files(root, split)[1])
+    result.counts[f"{split} images"] = len(index.images)
+    result.counts[f"{split} annotations"] = index.annotations
+    result.problems += index.problems
+    missing = {problem.path for problem in index.problems}
+    skipped = Counter(index.skipped)
+    there = [one for one in index.images if one.path not in missing]
+    for opened in _read_all(read, there, f"Checking {split}"):
+        if isinstance(opened, Problem):
+            result.problems.append(opened)
+        else:
+            result.problems += opened.problems
+            skipped["empty mask"] += opened.empty
+    used = {region.label for one in index.images for region in one.regions}
+    if not used:
+        result.problems.append(Problem(file, "has no usable region"))
+    for kind, count in skipped.items():
+        if count:
+            result.notes.append(f"{file.name}: {count} regions are skipped in training ({kind})")
+    if unused := [shorten(c["name"]) for label, c in enumerate(index.categories) if label not in used]:
+        names = ", ".join(unused[:8])
+        result.notes.append(f"{file.name}: {len(unused)} categories without a region: {names}")
+    return index.categories
