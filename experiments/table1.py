@@ -28,8 +28,9 @@ from matbackprop.vision.configuration import merge
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.report import figures
 from matbackprop.vision.report.tables import Table
+from matbackprop.vision.training.checkpoint import seed_all
 from matbackprop.vision.training.config import O2P_PRESETS, O2PConfig, RegionDataConfig
-from matbackprop.vision.training.engine import fit, seed_all
+from matbackprop.vision.training.engine import fit
 from matbackprop.vision.training.o2p import LARGE, build, save_predictions
 
 log = logging.getLogger("matbackprop")

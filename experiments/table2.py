@@ -33,8 +33,9 @@ from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import CLUSTER_KS
+from matbackprop.vision.training.checkpoint import seed_all
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
-from matbackprop.vision.training.engine import fit, seed_all
+from matbackprop.vision.training.engine import fit
 from matbackprop.vision.training.ncuts import build, build_model, split_images
 
 log = logging.getLogger("matbackprop")

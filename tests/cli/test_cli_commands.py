@@ -91,7 +91,7 @@ def test_other_exceptions_end_a_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "run", _failing(OSError("no file is named")))
     with pytest.raises(OSError, match="no file is named"):
         main(["serve"])
-    from matbackprop.vision.training.engine import RunInterrupted
+    from matbackprop.vision.signals import RunInterrupted
 
     monkeypatch.setattr(cli, "run", _failing(RunInterrupted(15, 7, "here")))
     assert call("serve") == 143

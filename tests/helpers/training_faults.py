@@ -25,9 +25,8 @@ import torch
 from helpers.tiny_run import TinyData, assert_equal_tensors, at_step, last_checkpoint, lines, tiny_config, train
 from helpers.two_processes import run_two
 from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
-from matbackprop.vision.signals import interrupt_on_signal
+from matbackprop.vision.signals import RunInterrupted, interrupt_on_signal
 from matbackprop.vision.training.checkpoint import load_checkpoint
-from matbackprop.vision.training.engine import RunInterrupted
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.workers import parallel_map
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from helpers.tiny_run import train
-from matbackprop.vision.training.engine import RunInterrupted
+from matbackprop.vision.signals import RunInterrupted
 
 
 def free_port():

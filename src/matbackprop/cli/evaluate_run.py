@@ -41,7 +41,7 @@ def recipe_of(run: RunFolder) -> Recipe:
 def rebuild(run: RunFolder, file: Path | None = None) -> tuple[Any, Any, Any]:
     """Return the configuration, system and data of a run, with fields overridden by ``file``."""
     from matbackprop.vision.models.backbones import check_published
-    from matbackprop.vision.training.engine import seed_all
+    from matbackprop.vision.training.checkpoint import seed_all
 
     recipe = recipe_of(run)
     origin = f"{run.config_path}{'' if file is None else f' and {file}'}"

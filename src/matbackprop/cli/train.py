@@ -78,7 +78,8 @@ def _with_prefix(word: str) -> str:
 
 def main(chosen: _Chosen) -> dict[str, Any]:
     """Train and return the summary."""
-    from matbackprop.vision.training.engine import is_first_process, run_recipe
+    from matbackprop.vision.distributed import is_first_process
+    from matbackprop.vision.training.engine import run_recipe
 
     run = run_recipe(chosen.recipe, chosen.config, preset=chosen.preset)
     if not is_first_process():

@@ -41,12 +41,12 @@ def test_flags_read_late_find_the_right_batch_and_no_bad_checkpoint_is_written(t
     with pytest.raises(NonFiniteError) as immediate:
         train(tiny_config(tmp_path / "immediate", poison=5))
 
-    class Late(engine._Training):  # as on a GPU
+    class Late(engine.Training):  # as on a GPU
         def __init__(self, *arguments):
             super().__init__(*arguments)
             self.check_every = every
 
-    monkeypatch.setattr(engine, "_Training", Late)
+    monkeypatch.setattr(engine, "Training", Late)
     with pytest.raises(NonFiniteError) as late:
         train(tiny_config(tmp_path / "late", poison=5))
     assert _place(late.value) == _place(immediate.value)

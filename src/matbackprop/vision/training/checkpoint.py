@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from matbackprop.errors import CheckpointError
+from matbackprop.errors import CheckpointError, ConfigurationError
 from matbackprop.vision.files import atomic_file
 
 _FIX = "Restore a copy, or start again with --overwrite."
@@ -57,6 +58,22 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise CheckpointError(f"{path} contains a {type(state).__name__}, not the state of a training run. {_FIX}")
     return state
+
+
+def load_state(system: nn.Module, state: Mapping[str, Any], path: Path) -> None:
+    """Load the weights of a checkpoint into a system, or raise ConfigurationError if they do not match."""
+    try:
+        system.load_state_dict(state["state_dict"])
+    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
+        reason = str(error).replace("\n\t", " ")[:500]
+        raise ConfigurationError(f"{path} does not match the configuration. Use the run's options. {reason}") from error
+
+
+def seed_all(seed: int) -> None:
+    """Seed the global random generators of Python, NumPy and torch."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.manual_seed(seed)
 
 
 def random_state() -> dict[str, Any]:
