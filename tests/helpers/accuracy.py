@@ -205,12 +205,6 @@ def _stack_of(case):
     return stack, torch.tensor([0.5, 1.0], dtype=torch.float64)
 
 
-def _distance_of_factors(x, y):
-    """The Bures–Wasserstein distance of the singular matrices XXᵀ and YYᵀ, by the nuclear norm of YᵀX."""
-    total = sum(v * v for m in (x, y) for v in m) - 2 * sum(truth.singular(y.T * x)[0])
-    return mpmath.matrix([mpmath.sqrt(total)])
-
-
 def _geometry(metric):
     def named(name):
         return lambda *inputs: getattr(spd, name)(*inputs, metric=metric)
@@ -353,7 +347,7 @@ ROWS = [
     Row(
         "spd.distance of XXᵀ (4×2) and YYᵀ (4×3), bures-wasserstein",
         lambda x, y: spd.distance(*(t.double() @ t.double().mT for t in (x, y)), metric="bures_wasserstein"),
-        lambda x, y: [_distance_of_factors(x, y)],
+        lambda x, y: [truth.distance_of_factors(x, y)],
         lambda case: (rectangular(4, 2, (1, 1), case), rectangular(4, 3, seed=3)),
     ),
     Row(

@@ -237,10 +237,6 @@ def _gram_tol(problem: Problem) -> float:
     return gram_tolerance(problem.dtype, torch.float64, problem.arrays[0].shape[1], None)
 
 
-def _zero_tol(problem: Problem, i: int = 0) -> float:
-    return rounding_of_zero(problem.dtypes[i], torch.float64, max(problem.arrays[i].shape[-1], 1))
-
-
 # --- inputs ----------------------------------------------------------------------------------------------------------
 
 
@@ -378,7 +374,7 @@ def _untriangle(v, problem):
 
 def _clamp(a, problem):
     least = mpf(problem.options["least"])
-    return [truth.function(a, lambda x: max(x, least))]
+    return truth.function(a, lambda x: max(x, least))
 
 
 def _threshold(*fractions):
@@ -542,7 +538,7 @@ def _without_rounding(least, most=0.0, index=0):
 
 
 def _negative(problem, i):
-    return -_zero_tol(problem, i)
+    return -rounding_of_zero(problem.dtypes[i], torch.float64, max(len(problem.arrays[i]), 1))
 
 
 _COUNTED = _without_rounding(
@@ -669,9 +665,7 @@ ROWS = [
         symmetric=(0,),
         complex=1,
     ),
-    _spectral(
-        "matrix_clamp", lambda a, problem: _clamp(a, problem)[0], mb.matrix_clamp, _threshold(0.0, 0.5, -1.0, 1e-3)
-    ),
+    _spectral("matrix_clamp", _clamp, mb.matrix_clamp, _threshold(0.0, 0.5, -1.0, 1e-3)),
     _spectral(
         "inverse_root",
         lambda a, problem: truth.inverse_root(a, problem.options["p"], _eps(problem)),
@@ -1005,7 +999,7 @@ ROWS = [
     ),
     _spectral(
         "spd_re_eig",
-        lambda a, problem: _clamp(a, problem)[0],
+        _clamp,
         lambda a, least, **o: mb.spd.re_eig(a, least, **o),
         _threshold(0.5, 1e-3),
         composed=True,  # the diagonal is raised by some roundings of the dtype

@@ -493,8 +493,8 @@ class Judge:
         ratio = max((norm(m) / (norm(v) or 1) for m, v in parts if m is not None), default=mpf(0))
         return max(self.ordinary(name, k), ratio * min(self.sizes(k)))
 
-    def tolerance(self, name: str, tensors: list[torch.Tensor] | None, k: int | None = None):
-        """Pairs (reference, tolerance, size): of the entries of output k, or of ⟨G, derivative⟩."""
+    def tolerance(self, name: str, tensors: list[torch.Tensor] | None, k: int):
+        """The reference of output k, the tolerance of its entries (None: undetermined) and its size."""
         row, info = self.problem.row, torch.finfo(tensors[0].dtype if tensors else self.problem.dtype)
         eps = max(info.eps, torch.finfo(self.problem.dtype).eps) if row.composed or not tensors else info.eps
         digits = DIGITS[name] + (10 * row.unit if row.unit > ROUNDING else 0)

@@ -461,7 +461,11 @@ def bures_distance(a, b, tol):
             raise Undefined("semidefinite")
         return diagonal(units) * u * diagonal([mpmath.sqrt(x) if x > tol else mpf(0) for x in values])
 
-    x, y = factor(a), factor(b)
+    return distance_of_factors(factor(a), factor(b))
+
+
+def distance_of_factors(x, y):
+    """The Bures–Wasserstein distance of XXᵀ and YYᵀ, by the nuclear norm of YᵀX."""
     total = sum(v * v for m in (x, y) for v in m) - 2 * sum(singular(y.T * x)[0])
     return mpmath.matrix([mpmath.sqrt(max(total, 0))])
 
@@ -473,19 +477,14 @@ def _centered_samples(x):
     return mpmath.matrix(rows) / mpmath.sqrt(x.rows - 1), mpmath.matrix(mean)
 
 
-def cross_singular_values(x, y):
-    """Singular values of XYᵀ for centered samples, without those that centering makes zero."""
-    product = _centered_samples(x)[0] * _centered_samples(y)[0].T
-    return singular(product)[0][: min(x.rows - 1, y.rows - 1, x.cols)]
-
-
 def frechet_distance(x, y):
     """‖μ − ν‖² + tr(A) + tr(B) − 2 tr((A^(½)BA^(½))^(½)), the last trace as a nuclear norm."""
     if min(x.rows, y.rows) < 2:
         raise Undefined("two samples")
     (one, mean), (other, mean_other) = _centered_samples(x), _centered_samples(y)
     squares = sum(v * v for part in (one, other, mean - mean_other) for v in part)
-    return mpmath.matrix([squares - 2 * sum(cross_singular_values(x, y))])
+    cross = singular(one * other.T)[0][: min(x.rows - 1, y.rows - 1, x.cols)]  # centering makes the others zero
+    return mpmath.matrix([squares - 2 * sum(cross)])
 
 
 def spd_geodesic(a, b, t, metric):

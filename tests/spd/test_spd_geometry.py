@@ -3,8 +3,6 @@
 Derivatives, transformations and precisions are tested by the rows of the table of operators.
 """
 
-import itertools
-
 import mpmath
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ import scipy.linalg
 import torch
 
 from helpers import truth
+from helpers.accuracy import Row, true_gradients
 from helpers.matrices import generator, symmetric, to_complex
 from matbackprop import spd
 from matbackprop.errors import (
@@ -323,7 +322,7 @@ def test_bures_geodesics_from_a_nearly_singular_matrix_reach_the_end():
     torch.testing.assert_close(spd.geodesic(a, b, 1.0, metric="bures_wasserstein"), b, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@metrics
 def test_forward_over_reverse_of_the_distance_equals_reverse_over_reverse(metric):
     a, b = symmetric((0.5, 1.2, 2.0), seed=1), symmetric((0.7, 1.0, 1.6), seed=2)
 
@@ -353,30 +352,12 @@ def gram(*batch, n=4, k=None, seed=0, dtype=torch.float64):
 
 
 def exact(function, *inputs):
-    """Value of a function of mpmath matrices, and gradients of Σ cᵢⱼvalueᵢⱼ by differences."""
-    n = inputs[0].shape[-1]
+    """Value of a function of symmetric mpmath matrices, and gradients of Σ cᵢⱼvalueᵢⱼ by differences."""
+    row = Row("", None, lambda *x: [function(*x)], None, tuple(range(len(inputs))))
+    grads = true_gradients(row, inputs, [cotangent(inputs[0].shape[-1]).flatten().tolist()])
     with mpmath.workdps(60):
-        given = [mpmath.matrix(x.tolist()) for x in inputs]
-        weights = cotangent(n)
-
-        def total(*moved):
-            value = function(*moved)
-            return sum(weights[i, j].item() * value[i, j] for i in range(n) for j in range(n))
-
-        grads = [torch.zeros(n, n, dtype=torch.float64) for _ in inputs]
-        step = mpmath.mpf(10) ** -25
-        for which, i, j in itertools.product(range(len(inputs)), range(n), range(n)):
-            if i <= j:
-                ends = []
-                for sign in (1, -1):
-                    moved = [x.copy() for x in given]
-                    moved[which][i, j] += sign * step
-                    moved[which][j, i] = moved[which][i, j]
-                    ends.append(total(*moved))
-                slope = float((ends[0] - ends[1]) / (2 * step)) / (1 if i == j else 2)
-                grads[which][i, j] = grads[which][j, i] = slope
-        value = function(*given)
-        return torch.tensor([[float(value[i, j]) for j in range(n)] for i in range(n)], dtype=torch.float64), grads
+        value = function(*(mpmath.matrix(x.tolist()) for x in inputs))
+    return torch.tensor(value.tolist(), dtype=torch.float64), [torch.from_numpy(g) for g in grads]
 
 
 def cotangent(n):
@@ -422,7 +403,7 @@ def test_the_gradient_of_the_distance_of_equal_matrices_is_zero(metric, kind):
         assert torch.equal(moved(a.detach(), a.detach()), torch.zeros_like(grad))
     (slope,) = torch.autograd.grad(spd.distance(a, a.detach(), metric=metric, squared=True).sum(), a, create_graph=True)
     assert float(slope.detach().abs().max()) < 1e-9
-    curved = torch.autograd.grad((slope * slope.detach().new_ones(())).real.sum(), a)[0]
+    curved = torch.autograd.grad(slope.real.sum(), a)[0]
     assert bool((curved.abs().amax((-2, -1)) > 0).all())  # the square keeps its second derivative
 
 
