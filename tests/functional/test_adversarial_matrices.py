@@ -116,6 +116,14 @@ def test_large_outputs_do_not_hide_faults_of_small_ones(factor):
         assert all(found["caught"].values())
 
 
+@pytest.mark.parametrize(("error", "verdict"), [(0.0, "exact"), (1e-5, "silently wrong")])
+def test_derivatives_that_vanish_are_judged(error, verdict):
+    """The projector on the columns of an invertible matrix is constant."""
+    problem = _problem("projector", "plain", call=lambda a: mb.projector(a) + error * (a - a.detach()))
+    found = judge(replace(problem, arrays=[np.diag([1.0, 2.0, 3.0]) + 0.5], layout=""))
+    assert [found["verdicts"][name] for name in ("gradient", "tangent")] == [verdict] * 2, found
+
+
 def test_nan_is_a_refusal_only_if_values_are_not_checked():
     for mode, verdict in (("eager", "silently wrong"), ("unchecked", "clear error")):
         problem = _problem("matrix_log", "indefinite", mode, orders=0, call=lambda a, check=None: a * torch.nan)

@@ -4,8 +4,8 @@ A `Problem` is a row of a table (an operator, its inputs and its definition in m
 calling. The answers are the value, the gradient, the directional derivative and the second derivative. The definition
 is evaluated at the inputs and at inputs perturbed by rounding; the change is the condition of the answer. An answer may
 differ from the reference by 200 times that change, by the rounding of its dtype, and by the last digits of float64.
-If this tolerance exceeds the answer, the answer is undetermined, but its size must still be that of the reference at
-inputs perturbed by up to 200 roundings. NaN counts as a refusal if values are not checked, and is wrong otherwise.
+If this tolerance exceeds the answer and a thousandth of an ordinary one, the answer is undetermined, but its size must
+still be that of the reference at inputs perturbed by up to 200 roundings. NaN counts as a refusal if values are not checked, and is wrong otherwise.
 """
 
 import math
@@ -31,6 +31,8 @@ DIGITS = {"value": 1e-12, "gradient": 1e-10, "tangent": 1e-10, "second": 1e-8}
 """Relative errors that are never called wrong."""
 DETERMINED = 0.03
 """An answer is determined if its tolerance is at most this fraction of it: 10 % are noticed."""
+STABLE = 1e-3
+"""An answer near zero is judged, too, if its tolerance is at most this fraction of the size of ordinary answers."""
 _FIX = re.compile(
     r"\b(add|check|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark|end)\b",
     re.I,
@@ -274,7 +276,8 @@ def tell(problem: Problem, inputs: list, moved: list[Motion | None], step) -> To
         [(a - 2 * c + b) / step**2 for a, b, c in zip(f, g, m, strict=True)]
         for f, g, m in zip(forth, back, middle, strict=True)
     ]
-    if any(norm(m) * step**2 > step ** mpf(0.75) * norm(v) for m, v in zip(second, middle, strict=True)):
+    least = mpf(problem.row.least)
+    if any(norm(m) * step**2 > step ** mpf(0.75) * max(norm(v), least) for m, v in zip(second, middle, strict=True)):
         first = second = Undefined("derivative")  # a jump, or a pole of the derivative
     return Told(middle, first, second)
 
@@ -435,7 +438,7 @@ class Judge:
 
     def noise(self, k: int):
         """Error of the difference quotients of output k."""
-        return self.step * max(min((s for s in self.sizes(k) if s), default=mpf(0)), self.problem.row.least)
+        return self.step * (max(min(self.sizes(k)), self.problem.row.least) or 1)
 
     @cached_property
     def far(self) -> list[Told]:
@@ -511,7 +514,7 @@ class Judge:
         told, allowed, size = self.tolerance(name, tensors, k)
         got, info = numbers(tensors[k]), torch.finfo(tensors[k].dtype)
         tiny = 4 * info.tiny * (1 + mpf(max((_peak(m.velocity) for m in self.moved if m), default=0.0)))
-        if allowed is None or allowed > size / 2 + tiny:
+        if allowed is None or allowed > max(size / 2 + tiny, STABLE * self.ordinary(name, k)):
             return self.of_size(name, got, k, info), False
         worst = "exact"
         for x, y in zip(got, told, strict=True):
@@ -581,7 +584,7 @@ class Judge:
             least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
         right, unclear_rank = abs(total - center) <= allowed + tiny, self.problem.drops()
-        if allowed > abs(center) / 2 + tiny or (not right and unclear_rank):
+        if allowed > max(abs(center) / 2 + tiny, STABLE * ordinary) or (not right and unclear_rank):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
             parts = [norm(told[0][k]) * _peak(g) for k, g in enumerate(cotangents)]
             most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *parts))
