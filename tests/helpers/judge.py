@@ -5,7 +5,8 @@ calling. The answers are the value, the gradient, the directional derivative and
 is evaluated at the inputs and at inputs perturbed by rounding; the change is the condition of the answer. An answer may
 differ from the reference by 200 times that change, by the rounding of its dtype, and by the last digits of float64.
 If this tolerance exceeds the answer and a thousandth of an ordinary one, the answer is undetermined, but its size must
-still be that of the reference at inputs perturbed by up to 200 roundings. NaN counts as a refusal if values are not checked, and is wrong otherwise.
+still be that of the reference at inputs perturbed by up to 200 roundings. NaN counts as a refusal if values are not
+checked, and is wrong otherwise.
 """
 
 import math
