@@ -32,8 +32,6 @@ DIGITS = {"value": 1e-12, "gradient": 1e-10, "tangent": 1e-10, "second": 1e-8}
 """Relative errors that are never called wrong."""
 DETERMINED = 0.03
 """An answer is determined if its tolerance is at most this fraction of it: 10 % are noticed."""
-STABLE = 1e-3
-"""An answer near zero is judged, too, if its tolerance is at most this fraction of the size of ordinary answers."""
 _FIX = re.compile(
     r"\b(add|check|pass|scale|use|choose|give|look|convert|make|raise|take|keep|drop|leave|detach|must|needs?|mark|end)\b",
     re.I,
@@ -295,14 +293,13 @@ def _along(problem, x, motion, t):
 def perturbed(problem: Problem, amount: float, seed: int) -> list:
     """The inputs, changed by an amount of roundings."""
     rng, row, out = np.random.default_rng(seed), problem.row, []
-    unit = max(row.unit, torch.finfo(problem.dtype).eps / 2) if row.composed else row.unit
     for i, (a, x) in enumerate(zip(problem.arrays, problem.exact, strict=True)):
         if a.dtype.kind == "i":
             out.append(x)
             continue
         noise = _uniform(rng, a.shape, a.dtype)
         noise = noise + noise.conj().T if i in row.symmetric else noise
-        out.append(x + mpf(amount) * mpf(unit) * problem.to_mp(noise * problem.units(i)))
+        out.append(x + mpf(amount) * mpf(row.unit) * problem.to_mp(noise * problem.units(i)))
     return out
 
 
@@ -441,6 +438,14 @@ class Judge:
         """Error of the difference quotients of output k."""
         return self.step * (max(min(self.sizes(k)), self.problem.row.least) or 1)
 
+    @property
+    def stable(self) -> float:
+        """An answer near zero is judged, too, if its tolerance is at most this fraction of the size of ordinary ones.
+
+        Not if ``seen`` combines outputs: its terms may be large and cancel.
+        """
+        return 0.0 if self.problem.row.composed else 1e-3
+
     @cached_property
     def far(self) -> list[Told]:
         return [tell(self.problem, perturbed(self.problem, by, 3), self.moved, self.step) for by in (SLACK, -SLACK)]
@@ -515,7 +520,7 @@ class Judge:
         told, allowed, size = self.tolerance(name, tensors, k)
         got, info = numbers(tensors[k]), torch.finfo(tensors[k].dtype)
         tiny = 4 * info.tiny * (1 + mpf(max((_peak(m.velocity) for m in self.moved if m), default=0.0)))
-        if allowed is None or allowed > max(size / 2 + tiny, STABLE * self.ordinary(name, k)):
+        if allowed is None or allowed > max(size / 2 + tiny, self.stable * self.ordinary(name, k)):
             return self.of_size(name, got, k, info), False
         worst = "exact"
         for x, y in zip(got, told, strict=True):
@@ -585,7 +590,7 @@ class Judge:
             least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
         right, unclear_rank = abs(total - center) <= allowed + tiny, self.problem.drops()
-        if allowed > max(abs(center) / 2 + tiny, STABLE * ordinary) or (not right and unclear_rank):
+        if allowed > max(abs(center) / 2 + tiny, self.stable * ordinary) or (not right and unclear_rank):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
             parts = [norm(told[0][k]) * _peak(g) for k, g in enumerate(cotangents)]
             most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *parts))
