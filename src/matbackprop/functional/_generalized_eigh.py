@@ -29,9 +29,10 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
 
 
 def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Return ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or of LᵀAL if ``inverse``.
+    """Return ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or descending ones of LᵀAL if ``inverse``.
 
-    The error of eigenvalues is relative to the largest. If A is positive definite and the spectrum is too wide, it is
+    In this order, terms with the derivative of a Cholesky factor do not cancel in functions of `Reduced` pencils. The
+    error of eigenvalues is relative to the largest. If A is positive definite and the spectrum is too wide, it is
     recomputed from the Cholesky factor of A (`_graded_spectrum`).
     """
     bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
@@ -52,6 +53,8 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple
         bad = bad | (definite & unresolved)
         values = torch.where(definite.unsqueeze(-1), exact, values)
         vectors = torch.where(definite[..., None, None], u, vectors)
+    if inverse:
+        values, vectors = values.flip(-1), vectors.flip(-1)
     return nan_where(bad, values), nan_where(bad, vectors)
 
 

@@ -157,13 +157,11 @@ class _BuresWasserstein:
         pencil = Reduced.of(p @ b @ p.mT, p @ a @ p.mT, inverse=True)
         return pencil.function(resolve_function("sqrt")), pencil, p
 
-    def _transport(self, a: Tensor, b: Tensor) -> Tensor:
-        """T = Tᵀ > 0 with TAT = B."""
+    def _moved(self, a: Tensor, b: Tensor) -> Tensor:
+        """TA = (BA)^½, where T = Tᵀ > 0 and TAT = B. The terms of the derivative of a product T · A would cancel."""
         root, pencil, p = self._root(a, b)
         half = torch.linalg.solve_triangular(pencil.lower.mH, root, upper=True)
-        inside = torch.linalg.solve_triangular(pencil.lower.mH, half.mH, upper=True)
-        v = p.mT @ pencil.v
-        return symmetrize(v @ inside @ v.mH)
+        return p.mT @ pencil.v @ half @ pencil.lower.mH @ pencil.w.mH @ p
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
@@ -183,7 +181,7 @@ class _BuresWasserstein:
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
-        t, moved = _each(t), self._transport(a, b) @ a
+        t, moved = _each(t), self._moved(a, b)
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
@@ -194,7 +192,7 @@ class _BuresWasserstein:
         return order.mT @ nan_where(~inside, symmetrize(way @ p @ way)) @ order
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
-        moved = self._transport(p, q) @ p - p
+        moved = self._moved(p, q) - p
         return moved + moved.mH
 
 
