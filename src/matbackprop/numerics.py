@@ -1,4 +1,17 @@
-"""Tolerances, compute dtypes, and basic matrix algebra."""
+"""Tolerances, compute dtypes, and basic matrix algebra.
+
+Tolerances are fractions of the largest eigenvalue or singular value. With u the machine epsilon of the data (of float32
+for 16-bit data in τ), v that of the computation, and n the order:
+
+    an eigenvalue is zero, a matrix is singular    zero_tolerance          τ = 4 max(u, nv)
+    a singular value does not count for the rank   rank_tolerance          ρ = u + 64 max(v, u)
+    the same for an eigenvalue of FᵀF              gram_tolerance          max(ρ², 16nv)
+    a gap does not separate two subspaces          gap_tolerance           16nv
+    two values are tied                            `tie_policy`            max(u, nv)
+    a singular value is a rounding error           refinement.noise_floor  nv
+
+The stability page states which matrices are accepted as a result.
+"""
 
 from __future__ import annotations
 
@@ -61,14 +74,10 @@ def is_double(dtype: torch.dtype) -> bool:
     return dtype in (torch.float64, torch.complex128)
 
 
-def data_rounding(dtype: torch.dtype, compute: torch.dtype) -> float:
-    """Return the error of eigenvalues or singular values due to rounding, as a fraction of the largest.
-
-    Rounding the entries to ``dtype`` contributes about ε/4. Computing the entries (in float32, or in float64 for
-    float64 data) and decomposing the matrix contributes some tens of units.
-    """
-    eps = torch.finfo(dtype).eps
-    return eps + 64 * max(torch.finfo(compute).eps, min(eps, torch.finfo(torch.float32).eps))
+def zero_tolerance(data: torch.dtype, compute: torch.dtype, n: int) -> float:
+    """Return τ, the fraction of the largest of n values up to which a value counts as zero."""
+    u = min(torch.finfo(data).eps, torch.finfo(torch.float32).eps)
+    return 4 * max(u, n * torch.finfo(compute).eps)
 
 
 def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
@@ -76,46 +85,30 @@ def check_rank_tolerance(rank_tol: float | torch.dtype | None) -> None:
         raise DomainError(f"The rank tolerance must be a dtype or be in [0, 1), got {rank_tol}.")
 
 
-def rank_tolerance(dtype: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None) -> float:
-    """Return the relative size below which a singular value counts as zero.
+def rank_tolerance(data: torch.dtype, compute: torch.dtype, rank_tol: float | torch.dtype | None = None) -> float:
+    """Return ρ, the fraction of the largest singular value below which others do not count towards the rank.
 
-    ``rank_tol`` is the tolerance itself, the dtype of the precision of the data, such as float32 for a float32 map cast
-    to float64, or None for ``dtype`` (see `data_rounding`).
+    ``rank_tol`` replaces ρ, or is the dtype of the precision of the data, such as float32 for a float32 map cast to
+    float64. Rounding entries contributes about u/4; computing them (in float32, or in float64 for float64 data) and
+    the decomposition contribute some tens of units.
     """
-    if isinstance(rank_tol, torch.dtype):
-        dtype = rank_tol
-    elif rank_tol is not None:
-        check_rank_tolerance(rank_tol)
+    check_rank_tolerance(rank_tol)
+    if rank_tol is not None and not isinstance(rank_tol, torch.dtype):
         return float(rank_tol)
-    return data_rounding(dtype, compute)
+    u = torch.finfo(data if rank_tol is None else rank_tol).eps
+    return u + 64 * max(torch.finfo(compute).eps, min(u, torch.finfo(torch.float32).eps))
 
 
-def gram_tolerance(dtype: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:
-    """:func:`rank_tolerance` for the d eigenvalues of FᵀF: squared, and at least the resolution of the product."""
-    tol = rank_tolerance(dtype, compute, rank_tol) ** 2
+def gram_tolerance(data: torch.dtype, compute: torch.dtype, d: int, rank_tol: float | torch.dtype | None) -> float:
+    """Return `rank_tolerance` for the d eigenvalues of FᵀF: squared, and at least the resolution of the product."""
+    squared = rank_tolerance(data, compute, rank_tol) ** 2
     given = rank_tol is not None and not isinstance(rank_tol, torch.dtype)
-    return tol if given else max(tol, 16 * d * torch.finfo(compute).eps)
+    return squared if given else max(squared, gap_tolerance(compute, d))
 
 
-def zero_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Return the fraction of the largest of n values up to which an eigenvalue or singular value counts as zero.
-
-    Entries have a few units of rounding error in the dtype of the data, or in float32 for 16-bit data, which count as
-    exact. The decomposition adds up to n units.
-    """
-    eps = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return 4 * max(eps, n * torch.finfo(compute).eps)
-
-
-def rounding_of_zero(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Return the rounding error of a zero eigenvalue as a fraction of the largest of n eigenvalues."""
-    return max(data_rounding(dtype, compute), 4 * n * torch.finfo(compute).eps)
-
-
-def definite_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Return the eigenvalue up to which a matrix of order n with a unit diagonal counts as singular."""
-    data = min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return 4 * n * max(torch.finfo(compute).eps, data)
+def gap_tolerance(compute: torch.dtype, n: int) -> float:
+    """Return the fraction of the largest of n values up to which a gap does not separate two subspaces."""
+    return 16 * n * torch.finfo(compute).eps
 
 
 def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
@@ -123,16 +116,6 @@ def in_precision(p: Tensor, dtype: torch.dtype) -> Tensor:
     if not (p.dtype.is_floating_point or p.is_complex()):
         return p
     return p.to(compute_dtype(real_dtype(dtype), p.dtype))
-
-
-def tie_tolerance(dtype: torch.dtype, compute: torch.dtype, n: int) -> float:
-    """Return the fraction of the largest of n values within which two values are tied."""
-    return max(torch.finfo(dtype).eps, n * torch.finfo(compute).eps)
-
-
-def gap_tolerance(compute: torch.dtype, n: int) -> float:
-    """Return the fraction of the largest of n eigenvalues below which a gap does not separate two eigenspaces."""
-    return 16 * n * torch.finfo(compute).eps
 
 
 def half_of_the_digits(dtype: torch.dtype) -> float:

@@ -12,12 +12,11 @@ from matbackprop.cuda.compiler import FUNCTIONS
 from matbackprop.divided_differences import SpectralFunction, named_function
 from matbackprop.errors import DomainError
 from matbackprop.functional import _matrix_function
-from matbackprop.numerics import rounding_of_zero, zero_tolerance
+from matbackprop.functional._matrix_function import zero_interval
 
 
 def zero_tolerance_of(a, name):
-    rounding = rounding_of_zero if name == "sqrt" else zero_tolerance
-    return rounding(a.dtype, torch.float64, a.shape[-1])
+    return zero_interval(a.dtype, torch.float64, a.shape[-1], named_function(name).domain)[0]
 
 
 @pytest.fixture

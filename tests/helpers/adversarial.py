@@ -18,7 +18,8 @@ from mpmath import mp, mpf
 import matbackprop as mb
 from helpers import truth
 from helpers.judge import MODES, ROUNDING, Problem, Row, judge, rounded
-from matbackprop.numerics import definite_tolerance, gram_tolerance, rank_tolerance, rounding_of_zero, zero_tolerance
+from matbackprop.functional._matrix_function import zero_interval
+from matbackprop.numerics import gram_tolerance, rank_tolerance, zero_tolerance
 from matbackprop.spd._metrics import Metric
 
 KINDS = (
@@ -277,7 +278,7 @@ def _raised(a):
     diagonal = np.abs(np.diag(a))
     units = np.sqrt(np.where(diagonal > 0, diagonal, diagonal.max() or 1))
     least = np.linalg.eigvalsh((a + a.conj().T) / 2 / units / units[:, None])[0]
-    near = 8 * definite_tolerance(torch.float32, torch.float64, len(a))  # a matrix may be rounded to float32
+    near = 8 * len(a) * zero_tolerance(torch.float32, torch.float64, 1)  # a matrix may be rounded to float32
     return a + np.diag(units**2) / 8 if abs(least) < near else a
 
 
@@ -521,15 +522,15 @@ def _real_power(a, p):
     return truth.compose(u, [mpmath.exp(p * mpmath.log(x)) if x > zero else mpf(0) for x in values])
 
 
-def _without_rounding(least, most=0.0, index=0):
-    """Set eigenvalues between two fractions of the largest to zero, as the operators do."""
+def _without_rounding(positive=False, index=0):
+    """Set negative, or also positive, eigenvalues within rounding errors of zero to zero, as the operators do."""
 
     def counted(i, a, problem):
         if i != index:
             return a
         values, u = truth.eig(a)
-        size = truth.norm(values)
-        low, high = (size * (f(problem, i) if callable(f) else f) for f in (least, most))
+        low, high = zero_interval(problem.dtypes[i], torch.float64, max(a.rows, 1), "nonnegative")
+        low, high = -low * truth.norm(values), high * truth.norm(values) * positive
         if not any(low <= x <= high and x for x in values):
             return a
         return truth.compose(u, [mpf(0) if low <= x <= high else x for x in values])
@@ -537,13 +538,7 @@ def _without_rounding(least, most=0.0, index=0):
     return counted
 
 
-def _negative(problem, i):
-    return -rounding_of_zero(problem.dtypes[i], torch.float64, max(len(problem.arrays[i]), 1))
-
-
-_COUNTED = _without_rounding(
-    _negative, lambda problem, i: zero_tolerance(torch.float64, torch.float64, max(len(problem.arrays[i]), 1))
-)
+_COUNTED = _without_rounding(positive=True)
 
 
 def _user_defined(name, g, pair, **more):
@@ -582,9 +577,8 @@ def _geometry(metric):
         ),
         "log_map": (_two, truth.spd_log_map),
     }
-    affine = metric == "affine_invariant"
-    common = {"symmetric": (0, 1), "complex": 2, "real_factor": math.sqrt(0.5), "covariant": affine}
-    common |= {} if metric == "log_euclidean" else {"unit": 4 * ROUNDING}
+    common = {"symmetric": (0, 1), "complex": 2, "real_factor": math.sqrt(0.5)}
+    common |= {} if metric == "log_euclidean" else {"unit": 4 * ROUNDING, "covariant": True}
     rows = [
         Row(
             f"spd_{name}_{metric}",
@@ -625,7 +619,12 @@ _cut_row = {"rank_tol": lambda problem: math.sqrt(_gram_tol(problem)), "least": 
 
 ROWS = [
     _spectral("matrix_log", lambda a, problem: truth.log(a), mb.matrix_log, least=1.0),
-    _spectral("matrix_sqrt", lambda a, problem: _real_power(a, mpf(0.5)), mb.matrix_sqrt, counted=_COUNTED),
+    _spectral(
+        "matrix_sqrt",
+        lambda a, problem: _real_power(a, mpf(0.5)),
+        mb.matrix_sqrt,
+        counted=_COUNTED,
+    ),
     _spectral("matrix_inv_sqrt", lambda a, problem: truth.power(a, mpf(-0.5)), mb.matrix_inv_sqrt),
     _spectral("matrix_exp", lambda a, problem: truth.exp(a), mb.matrix_exp),
     _spectral("matrix_inverse", lambda a, problem: truth.inverse(a), mb.matrix_inverse),
@@ -678,14 +677,14 @@ ROWS = [
             2.5,
             draw_matrix=lambda draw: _chosen("eps", *(draw.scale * e for e in (0.1, 0.0, 1e-6)))(draw),
         ),
-        counted=_without_rounding(_negative),
+        counted=_without_rounding(),
     ),
     _spectral(
         "inverse_root_relative",
         lambda a, problem: truth.inverse_root(a, 2, _eps(problem), relative=True),
         lambda a, **o: mb.inverse_root(a, 2, relative=True, **o),
         _chosen("eps", 0.1, 1e-6),
-        counted=_without_rounding(_negative),
+        counted=_without_rounding(),
     ),
     *(
         _pool(
@@ -776,7 +775,7 @@ ROWS = [
         lambda x, mean, a, problem: [truth.whiten_by(x, mean, a, _eps(problem))],
         lambda x, mean, a, **o: mb.whiten(x, mean=mean, covariance=a, **o),
         symmetric=(2,),
-        counted=_without_rounding(_negative, index=2),
+        counted=_without_rounding(index=2),
     ),
     Row(
         "generalized_eigh",
@@ -978,7 +977,7 @@ ROWS = [
         "spd_distance_of_singular_matrices",
         _two,
         lambda a, b, problem: [
-            truth.bures_distance(a, b, mpf(definite_tolerance(problem.dtype, torch.float64, len(problem.arrays[0]))))
+            truth.bures_distance(a, b, mpf(a.rows * zero_tolerance(problem.dtype, torch.float64, 1)))
         ],
         lambda a, b, **o: mb.spd.distance(a, b, metric="bures_wasserstein", **o),
         symmetric=(0, 1),

@@ -32,7 +32,7 @@ from matbackprop.divided_differences import (
 )
 from matbackprop.errors import DomainError
 from matbackprop.functional._spectrum import Spectrum, check_captured, of_symmetric_part
-from matbackprop.numerics import autocast_off, rounding_of_zero, zero_tolerance
+from matbackprop.numerics import autocast_off, rank_tolerance, zero_tolerance
 from matbackprop.solvers import batched_eigh
 
 _REMEDY = "Add a multiple of the identity, or use second_order_pool with eps > 0."
@@ -55,26 +55,29 @@ def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -
         )
 
 
-def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegative") -> Tensor:
-    """Set eigenvalues to zero that are within rounding error of the largest; ``dtype`` is that of the data.
+def zero_interval(data: torch.dtype, compute: torch.dtype, n: int, domain: Domain) -> tuple[float, float]:
+    """Return by how much zero eigenvalues may be negative and positive, as fractions of the largest of n.
 
-    For the domain ``"nonnegative"``, positive eigenvalues are compared with the rounding error of the decomposition and
-    negative ones with that of the data.
+    For the domain ``"nonnegative"``, negative eigenvalues are compared with the rounding error of the data, and
+    positive ones, which have roots, only with that of the decomposition.
     """
+    if domain == "nonnegative":
+        positive = zero_tolerance(compute, compute, n)
+        return max(rank_tolerance(data, compute), positive), positive
+    return (zero_tolerance(data, compute, n),) * 2
+
+
+def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegative") -> Tensor:
+    """Set ascending eigenvalues to zero that are within rounding error of it; ``dtype`` is that of the data."""
     if lam.numel() == 0 or domain == "real":
         return lam
-    n = lam.shape[-1]
+    negative, positive = zero_interval(dtype, lam.dtype, lam.shape[-1], domain)
     if lam.is_cpu and values_checkable(lam):  # the usual case, in a third of the time
         least, most = float(lam[..., 0].min()), float(lam[..., -1].max())
-        if least > zero_tolerance(dtype, lam.dtype, n) * most:
+        if least > positive * most:
             return lam
-    size = lam.abs()
-    largest = size.amax(-1, keepdim=True)
-    if domain == "nonnegative":
-        rounding = torch.where(lam < 0, rounding_of_zero(dtype, lam.dtype, n), zero_tolerance(lam.dtype, lam.dtype, n))
-        small = size <= rounding * largest
-    else:
-        small = size <= zero_tolerance(dtype, lam.dtype, n) * largest
+    largest = lam.abs().amax(-1, keepdim=True)
+    small = (lam >= -negative * largest) & (lam <= positive * largest)
     return torch.where(small & (largest < torch.inf), 0, lam)
 
 
@@ -156,8 +159,7 @@ def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Te
         """Fallback in torch operations. Half precision arrives as float32."""
         return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
 
-    tolerance = rounding_of_zero if function.domain == "nonnegative" else zero_tolerance
-    rounding = tolerance(a.dtype, torch.float64, a.shape[-1])
+    rounding, _ = zero_interval(a.dtype, torch.float64, a.shape[-1], function.domain)
     out = kernels.matrix_function(a, function.name, rounding, general)
     if ready.check_values:
         singular = function.domain == "nonnegative" and _has_zero(batched_eigh(ready.x)[0], a.dtype)

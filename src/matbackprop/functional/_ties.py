@@ -19,7 +19,8 @@ from torch import Tensor
 
 from matbackprop.checks import check_option, nan_where, values_checkable, wants_check
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
-from matbackprop.numerics import half_of_the_digits, tie_tolerance
+from matbackprop.numerics import half_of_the_digits
+from matbackprop.refinement import noise_floor
 
 Ties = Literal["raise", "drop", "broaden"]
 
@@ -166,5 +167,5 @@ def tie_policy(
 ) -> TiePolicy:
     check_ties(ties, tie_tol, broadening)
     if tie_tol is None:
-        tie_tol = tie_tolerance(a.dtype, dtype, max(a.shape[-2:]))
+        tie_tol = max(torch.finfo(a.dtype).eps, noise_floor(a.shape, dtype))
     return TiePolicy(name, ties, tie_tol, broadening, half_of_the_digits(a.dtype), check, a.is_complex())

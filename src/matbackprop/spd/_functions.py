@@ -24,7 +24,7 @@ from matbackprop.functional._linear_solve import broadcast_batches, shapes_of
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import autocast_off, compute_dtype, definite_tolerance, eye_like, real_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, eye_like, real_dtype, symmetrize, zero_tolerance
 from matbackprop.spd._frechet import squared_bures_distance
 from matbackprop.spd._metrics import Metric, geometry, of_matrix
 
@@ -77,7 +77,7 @@ def prepare_definite(
         for bad in () if check_values else (ready.bad, out_of_range(a, compute, "products")):
             good = good if bad is None else good & ~bad
         if name not in symmetric:
-            tolerance = definite_tolerance(a.dtype, compute, a.shape[-1])
+            tolerance = a.shape[-1] * zero_tolerance(a.dtype, compute, 1)
             definite.append(_exceed(x.detach(), tolerance))
             regular = definite[-1] | _exceed(x.detach(), -tolerance) if semidefinite else definite[-1]
             if check_values and not bool(regular.all()):
@@ -170,7 +170,7 @@ def distance(
             singular = ~given.definite[..., None, None]
             eye = eye_like(x)
             regular = form.squared_distance(torch.where(singular, eye, x), torch.where(singular, eye, y))
-            tolerance = max(definite_tolerance(m.dtype, x.dtype, x.shape[-1]) for m in (a, b))
+            tolerance = x.shape[-1] * max(zero_tolerance(m.dtype, x.dtype, 1) for m in (a, b))
             # Each branch receives the identity for matrices of the other, because 0 · NaN would propagate.
             other = squared_bures_distance(torch.where(singular, x, eye), torch.where(singular, y, eye), tolerance)
             out = torch.where(given.definite, regular, other)
