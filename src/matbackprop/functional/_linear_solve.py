@@ -14,7 +14,6 @@ from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.numerics import autocast_off, inner, symmetrize, zero_tolerance
-from matbackprop.refinement import refinement_needed
 
 
 class _Solution(NamedTuple):
@@ -94,8 +93,8 @@ def _one_at(index: Tensor, size: Tensor, dtype: torch.dtype) -> Tensor:
 def definite_factor(b: Tensor, dtype: torch.dtype | None = None, check_values: bool = False, name: str = "b") -> Tensor:
     """Return L with B = LLᵀ; ``dtype`` is that of the data, or None if B is definite by construction.
 
-    B counts as singular if, scaled to a unit diagonal, a pivot and an eigenvalue are small. One step of inverse
-    iteration estimates the eigenvalue. Pivots alone are not sufficient: those of a singular matrix may be larger.
+    B counts as singular if, scaled to a unit diagonal, its smallest eigenvalue is small. One step of inverse iteration
+    estimates it. Pivots alone do not suffice: those of a singular matrix may be larger.
     """
     with without_magma(b):
         lower, info = torch.linalg.cholesky_ex(b)
@@ -103,12 +102,9 @@ def definite_factor(b: Tensor, dtype: torch.dtype | None = None, check_values: b
         if dtype is not None and b.shape[-1]:
             tol = zero_tolerance(dtype, b.dtype, b.shape[-1])
             unit, pivots = b.diagonal(dim1=-2, dim2=-1).real.sqrt(), lower.diagonal(dim1=-2, dim2=-1).real
-            least, worst = (pivots / unit).square().min(-1, keepdim=True)
-            doubtful = ~(least.squeeze(-1) > tol**0.5)
-            if refinement_needed(doubtful):
-                x = unit * torch.cholesky_solve(_one_at(worst, unit, b.dtype), lower).squeeze(-1)
-                eigenvalue = x.gather(-1, worst).squeeze(-1).real / inner(x, x, (-1,))
-                bad = bad | (doubtful & ~(eigenvalue > tol))
+            worst = (pivots / unit).argmin(-1, keepdim=True)
+            x = unit * torch.cholesky_solve(_one_at(worst, unit, b.dtype), lower).squeeze(-1)
+            bad = bad | ~(x.gather(-1, worst).squeeze(-1).real > tol * inner(x, x, (-1,)))
     fault = f"{name} are not positive definite. Add a multiple of the identity."
     return raise_or_nan(bad, lower, check_values, DomainError, fault)
 
@@ -116,21 +112,19 @@ def definite_factor(b: Tensor, dtype: torch.dtype | None = None, check_values: b
 def _lu_factor(a: Tensor, dtype: torch.dtype, check_values: bool) -> tuple[Tensor, Tensor]:
     """Return LU factors and pivots.
 
-    A counts as singular if, after scaling columns to a largest entry of 1, a pivot and a singular value are small. One
-    step of inverse iteration estimates the singular value.
+    A counts as singular if, after scaling columns to a largest entry of 1, its smallest singular value is small. One
+    step of inverse iteration estimates it.
     """
     with without_magma(a):
         factor, pivots, info = torch.linalg.lu_factor_ex(a)
         if a.shape[-1] == 0:
             return factor, pivots
         bad, tol, unit = info != 0, zero_tolerance(dtype, a.dtype, a.shape[-1]), a.abs().amax(-2)
-        least, worst = (factor.diagonal(dim1=-2, dim2=-1).abs() / unit).min(-1, keepdim=True)
-        doubtful = ~(least.squeeze(-1) > tol**0.5)
-        if refinement_needed(doubtful):
-            y = torch.linalg.lu_solve(factor, pivots, _one_at(worst, unit, a.dtype), adjoint=True)
-            y = y / torch.linalg.vector_norm(y, dim=-2, keepdim=True)
-            x = unit.unsqueeze(-1) * torch.linalg.lu_solve(factor, pivots, y)
-            bad = bad | (doubtful & ~(torch.linalg.vector_norm(x, dim=(-2, -1)) * tol < 1))
+        worst = (factor.diagonal(dim1=-2, dim2=-1).abs() / unit).argmin(-1, keepdim=True)
+        y = torch.linalg.lu_solve(factor, pivots, _one_at(worst, unit, a.dtype), adjoint=True)
+        y = y / torch.linalg.vector_norm(y, dim=-2, keepdim=True)
+        x = unit.unsqueeze(-1) * torch.linalg.lu_solve(factor, pivots, y)
+        bad = bad | ~(torch.linalg.vector_norm(x, dim=(-2, -1)) * tol < 1)
     fault = "a are singular. Add a multiple of the identity."
     return raise_or_nan(bad, factor, check_values, DomainError, fault), pivots
 
