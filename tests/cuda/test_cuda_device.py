@@ -189,7 +189,7 @@ def test_pool_kernels_match_the_cpu(m, d, name):
     g = torch.randn(3, d, d, generator=generator)
     x = f.cuda().requires_grad_()
     fits = min(m, d) <= 64 and (m < d or m <= 4096)
-    assert pool.applies(x, 1e-3, mb.divided_differences.named_function(name)) == fits
+    assert pool.takes(x, 1e-3, mb.divided_differences.named_function(name)) == fits
     c = mb.second_order_pool(x, function=name)
     (actual,) = torch.autograd.grad(c, x, g.cuda())
     y = f.double().requires_grad_()
@@ -287,7 +287,7 @@ def test_kernels_of_matrix_functions_match_the_cpu(name, n, dtype):
     a = (a + noise - noise.mT).to(dtype)
     g = torch.randn(3, n, n, generator=generator, dtype=dtype)
     x, y = a.cuda().requires_grad_(), (0.5 * (a.double() + a.double().mT)).requires_grad_()
-    assert matrix_function.applies(x, mb.divided_differences.named_function(name))
+    assert matrix_function.takes(x, mb.divided_differences.named_function(name))
     value, reference = mb.matrix_function(x, name), mb.matrix_function(y, name, check=False)
     (actual,), (exact,) = torch.autograd.grad(value, x, g.cuda()), torch.autograd.grad(reference, y, g.double())
     for one, other in ((value.detach(), reference.detach()), (actual, exact)):

@@ -15,10 +15,6 @@ from matbackprop.functional import _matrix_function
 from matbackprop.functional._matrix_function import zero_interval
 
 
-def zero_tolerance_of(a, name):
-    return zero_interval(a.dtype, torch.float64, a.shape[-1], named_function(name).domain)[0]
-
-
 @pytest.fixture
 def launched(monkeypatch):
     """Run the kernels on the CPU; the names of launched ones."""
@@ -30,8 +26,10 @@ def compute(launched):
     """Value, and gradient as a function of G."""
 
     def by(a, name):
-        out, factors = chip.forward(a, name, zero_tolerance_of(a, name))
-        return out, lambda g: chip.gradient(g, a, *factors, name)
+        rounding, _ = zero_interval(a.dtype, torch.float64, a.shape[-1], named_function(name).domain)
+        job = chip.MatrixFunction(name, rounding, None)
+        out, factors = job.forward(a)
+        return out, lambda g: job.gradient(g, a, *factors)
 
     return by
 
@@ -205,8 +203,8 @@ def test_kernels_accept_built_in_functions_only(monkeypatch):
 
     monkeypatch.setattr(chip, "kernels_may_take", lambda *tensors, **_: True)
     monkeypatch.setattr(chip, "shared_limit", lambda device: 227 * 1024)
-    assert all(chip.applies(There(), named_function(name)) for name in FUNCTIONS)
+    assert all(chip.takes(There(), named_function(name)) for name in FUNCTIONS)
     own = SpectralFunction.from_derivative(torch.log, torch.reciprocal, name="log")
-    assert not chip.applies(There(), own)
+    assert not chip.takes(There(), own)
     There.shape = (3, 65, 65)
-    assert not chip.applies(There(), named_function("log"))
+    assert not chip.takes(There(), named_function("log"))

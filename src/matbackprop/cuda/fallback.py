@@ -65,9 +65,10 @@ class _ByKernels(Function):
 
 
 def call_kernels(f: Tensor, job: _Job) -> Any:
-    """Run a job on F, for which :func:`kernels_may_take` holds.
+    """Run a job on F, for which :func:`kernels_may_take` holds; half precision is converted to float32.
 
     Inside a ``torch.func`` transformation of another tensor, in which F is a constant, the fallback runs, because such
     transformations need another kind of Function.
     """
+    f = (f.float() if f.dtype in (torch.float16, torch.bfloat16) else f).contiguous()
     return job.general(f) if transforms_active() else _ByKernels.apply(f, job)

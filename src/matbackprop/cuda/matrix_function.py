@@ -26,14 +26,14 @@ from matbackprop.cuda.compiler import (
     Source,
     shared_limit,
 )
-from matbackprop.cuda.fallback import call_kernels, kernels_may_take
+from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
 SOURCE = Source("matrix_function.cu", CONSTANTS, REAL_IS_DOUBLE=1, THIN=0)
 
 
-def applies(a: Tensor, function: SpectralFunction) -> bool:
+def takes(a: Tensor, function: SpectralFunction) -> bool:
     """Return whether kernels support matrices ``(*batch, n, n)``: they fit a block, and g is a built-in function."""
     return (
         function.name in FUNCTIONS
@@ -56,53 +56,30 @@ def on_chip(n: int, shared_limit: int) -> bool:
     return max(jacobi.Sizes(n).shared_bytes(_REAL_BYTES), _backward_bytes(n)) <= shared_limit
 
 
-def _kernels(a: Tensor, function: str) -> Module:
-    return SOURCE.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[function])
+class MatrixFunction(NamedTuple):
+    """g(A) for `call_kernels`. The symmetric parts of A and of the gradient of g(A) are used."""
 
+    name: str  # of g
+    rounding: float  # error of an eigenvalue as a fraction of the largest; see ``matrix_function.cu``
+    general: Callable[[Tensor], Tensor]  # g(A) in torch operations
 
-def forward(a: Tensor, function: str, rounding: float) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """g(A) in the dtype of A, and factors for :func:`gradient`: λ ``(count, n)`` and U ``(count, n, n)`` in float64.
-
-    Args:
-        a: A ``(*batch, n, n)``, contiguous float32 or float64, whose symmetric part is used.
-        function: the name of g.
-        rounding: rounding error of an eigenvalue as a fraction of the largest; see ``matrix_function.cu``.
-    """
-    n = a.shape[-1]
-    count, sizes = a.numel() // (n * n), jacobi.Sizes(n)
-    out = torch.empty_like(a)
-    values = torch.empty((count, n), dtype=torch.float64, device=a.device)
-    vectors = torch.empty((count, n, n), dtype=torch.float64, device=a.device)
-    addresses = (t.data_ptr() for t in (a, out, values, vectors))
-    shared = sizes.shared_bytes(_REAL_BYTES)
-    arguments = (*addresses, rounding, n)
-    _kernels(a, function).launch("function_forward", (count,), sizes.threads, shared, arguments)
-    return out, (values, vectors)
-
-
-def gradient(g: Tensor, a: Tensor, values: Tensor, vectors: Tensor, function: str) -> Tensor:
-    """dL/dA in the dtype of A for the gradient G of g(A), whose symmetric part is used."""
-    count, n = values.shape
-    out = torch.empty_like(a)
-    arguments = (*(t.data_ptr() for t in (g, values, vectors, out)), n)
-    _kernels(a, function).launch("function_backward", (count,), PRODUCT_THREADS, _backward_bytes(n), arguments)
-    return out
-
-
-class _Job(NamedTuple):
-    function: str
-    rounding: float
-    general: Callable[[Tensor], Tensor]
+    def _kernels(self, a: Tensor) -> Module:
+        return SOURCE.on(a.get_device(), IN=TYPES[a.dtype], FUNCTION=FUNCTIONS[self.name])
 
     def forward(self, a: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return forward(a, self.function, self.rounding)
+        """g(A), and in float64 λ ``(count, n)`` and U ``(count, n, n)``."""
+        n = a.shape[-1]
+        count, sizes = a.numel() // (n * n), jacobi.Sizes(n)
+        out = torch.empty_like(a)
+        factors = tuple(a.new_empty(count, *shape, dtype=torch.float64) for shape in ((n,), (n, n)))
+        arguments = (*(t.data_ptr() for t in (a, out, *factors)), self.rounding, n)
+        shared = sizes.shared_bytes(_REAL_BYTES)
+        self._kernels(a).launch("function_forward", (count,), sizes.threads, shared, arguments)
+        return out, factors
 
-    def gradient(self, g: Tensor, a: Tensor, *factors: Tensor) -> Tensor:
-        values, vectors = factors
-        return gradient(g, a, values, vectors, self.function)
-
-
-def matrix_function(a: Tensor, function: str, rounding: float, general: Callable[[Tensor], Tensor]) -> Tensor:
-    """g(A) in the dtype of A, for which :func:`applies` holds; ``general`` is the operator without the kernels."""
-    wide = a.float() if a.dtype in (torch.float16, torch.bfloat16) else a
-    return call_kernels(wide.contiguous(), _Job(function, rounding, general)).to(a.dtype)
+    def gradient(self, g: Tensor, a: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        count, n = values.shape
+        out = torch.empty_like(a)
+        arguments = (*(t.data_ptr() for t in (g, values, vectors, out)), n)
+        self._kernels(a).launch("function_backward", (count,), PRODUCT_THREADS, _backward_bytes(n), arguments)
+        return out

@@ -50,5 +50,5 @@ class Polar(NamedTuple):
 
 def polar(a: Tensor, rotation: bool, tolerance: float, general: Callable[[Tensor], Pair]) -> Pair:
     """Q and P of matrices for which :func:`takes` holds; ``general`` computes them in torch operations."""
-    pair: Pair = call_kernels(a.contiguous(), Polar(rotation, tolerance, general))
+    pair: Pair = call_kernels(a, Polar(rotation, tolerance, general))
     return pair

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,7 @@ from matbackprop.checks import (
     values_checkable,
 )
 from matbackprop.cuda import matrix_function as kernels
+from matbackprop.cuda.fallback import call_kernels
 from matbackprop.divided_differences import (
     BoundFunction,
     Domain,
@@ -149,18 +151,19 @@ def matrix_function(
 
 
 def _kernels_take(a: Tensor, function: SpectralFunction) -> bool:
-    return a.is_cuda and kernels.applies(a, function)
+    return a.is_cuda and kernels.takes(a, function)
+
+
+def _in_general(x: Tensor, function: SpectralFunction, data: torch.dtype) -> Tensor:
+    """`_by_kernels` in torch operations, for matrices of dtype ``data``. Half precision arrives as float32."""
+    return from_one_decomposition(x.to(data), [(function, ())], False, None)[0].to(x.dtype)
 
 
 def _by_kernels(a: Tensor, function: SpectralFunction, check: bool | None) -> Tensor:
     ready = prepare(a.detach(), "a", check, None, sizes=None, symmetric=True)
-
-    def general(x: Tensor) -> Tensor:
-        """Fallback in torch operations. Half precision arrives as float32."""
-        return from_one_decomposition(x.to(a.dtype), [(function, ())], False, None)[0].to(x.dtype)
-
     rounding, _ = zero_interval(a.dtype, torch.float64, a.shape[-1], function.domain)
-    out = kernels.matrix_function(a, function.name, rounding, general)
+    general = functools.partial(_in_general, function=function, data=a.dtype)
+    out = call_kernels(a, kernels.MatrixFunction(function.name, rounding, general)).to(a.dtype)
     if ready.check_values:
         singular = function.domain == "nonnegative" and _has_zero(batched_eigh(ready.x)[0], a.dtype)
         if singular or not all_finite(out):

@@ -470,7 +470,7 @@ def _pool(
 
 
 def _kernels_take(f: Tensor, weight: Tensor | None, eps: float | Tensor, function: SpectralFunction) -> bool:
-    return f.is_cuda and _fixed(weight) and pool_kernels.applies(f, eps, function)
+    return f.is_cuda and _fixed(weight) and pool_kernels.takes(f, eps, function)
 
 
 def _fixed(weight: Tensor | None) -> bool:
