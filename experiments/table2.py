@@ -28,7 +28,7 @@ from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage, prepare_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
 from matbackprop.vision.metrics.evaluation import ImageScores, score_image, summarize
-from matbackprop.vision.models.config import VARIANTS, NCutsModelConfig
+from matbackprop.vision.models.config import VARIANTS
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.report.figures import curves
 from matbackprop.vision.report.tables import Table
@@ -36,7 +36,8 @@ from matbackprop.vision.segmentation import CLUSTER_KS
 from matbackprop.vision.training.checkpoint import seed_all
 from matbackprop.vision.training.config import RECIPES, NCutsConfig
 from matbackprop.vision.training.engine import fit
-from matbackprop.vision.training.ncuts import build, build_model, split_images
+from matbackprop.vision.training.ncuts import build, split_images
+from matbackprop.vision.training.start import load_start
 
 log = logging.getLogger("matbackprop")
 
@@ -253,8 +254,8 @@ class Table2:
             if seed == self.config.seeds[0]:
                 training["curve"] = training_curve(run.read_metrics())
         else:
-            weights = self.config.weights or "imagenet"
-            model = build_model(NCutsModelConfig(row.variant, weights, head="none", zoom=row.zoom))  # type: ignore[arg-type]
+            model = DeepNCuts(variant=row.variant, head="none", zoom=row.zoom)
+            load_start(model, VARIANTS[row.variant]["backbone"], self.config.weights or "imagenet")
         model = model.to(self.config.device)
         return model.to(memory_format=model.backbone.memory_format), training  # type: ignore[call-overload]
 

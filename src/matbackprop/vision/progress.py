@@ -109,9 +109,12 @@ class Progress:
             self._bar.stop()
 
 
-def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield the items and show progress. An item counts as completed when the next one is requested."""
-    progress = Progress(what, total)
+def track(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """Yield the items and show progress. An item counts as completed when the next one is requested.
+
+    ``total`` is needed if the items have no length.
+    """
+    progress = Progress(what, len(items) if total is None else total)  # type: ignore[arg-type]
     try:
         for item in items:
             yield item

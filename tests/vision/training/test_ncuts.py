@@ -9,6 +9,7 @@ from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDSSample, prepare_image
+from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import (
     RECIPES,
     ImageDataConfig,
@@ -24,6 +25,7 @@ from matbackprop.vision.training.ncuts import (
     PreparedSource,
     ShapeLoader,
     augment,
+    build,
 )
 
 
@@ -51,6 +53,10 @@ def tiny(preset="smoke", **train):
     return config
 
 
+def build_module(config):
+    return NCutsModule(config, DeepNCuts(config.model))
+
+
 def test_batches_contain_images_of_one_shape():
     parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
     images = [prepare_image(p, 16) for p in parts]
@@ -66,7 +72,7 @@ def test_batches_of_different_shapes_are_padded():
     batch = PreparedSource(images, None, 0).fetch(torch.tensor([0, 1]), 0)
     assert batch.image.shape == (2, 3, 64, 64) and (batch.grid[1, :, :, 3:] == -1).all()
     config = tiny("paper-alexnet-relu5")
-    module = NCutsModule(config).eval()
+    module = build_module(config).eval()
     total, f = module.loss(augment(batch))
     labels = batch.grid.flatten(-2)  # (image, annotator, cell)
     values = []
@@ -102,7 +108,7 @@ def test_colors_are_drawn_from_seed_and_epoch():
     [(("paper-alexnet-relu5",), normalized_cut_j2, {}), ((), normalized_cut_soft, {"rtol": 1e-4, "atol": 1e-4})],
 )
 def test_the_objective_is_that_of_the_cells(options, objective, tolerance):
-    module = NCutsModule(tiny(*options)).eval()
+    module = build_module(tiny(*options)).eval()
     batch = one_image()
     total, f = module.loss(batch)
     expected = torch.stack([objective(f[0], g.flatten()) for g in batch.grid[0]]).mean()
@@ -114,7 +120,7 @@ def test_the_objective_is_that_of_the_cells(options, objective, tolerance):
 @pytest.mark.parametrize("preset", ["paper-vgg16-relu4", "soft-vgg16-relu4", "paper-alexnet-relu5"])
 def test_every_weight_has_a_gradient(preset):
     """Layers after the last used map would have none, and DDP would fail."""
-    module = NCutsModule(tiny(preset))
+    module = build_module(tiny(preset))
     batch = PreparedSource(prepared(1, stride=16 if "alex" in preset else 8), None, 0)
     module.loss(augment(batch.fetch(torch.tensor([0]), 0)))[0].backward()
     assert [name for name, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
@@ -126,7 +132,7 @@ def test_degenerate_labels_have_finite_gradients(objective, regions):
     """One region, and more regions than channels."""
     labels = torch.arange(48 * 64).view(48, 64) * regions // (48 * 64)
     images = [prepare_image(BSDSSample("a", sample().image, [labels]), 16)]
-    module = NCutsModule(tiny("paper-alexnet-relu5", objective=objective))
+    module = build_module(tiny("paper-alexnet-relu5", objective=objective))
     total = module.loss(augment(PreparedSource(images, None, 0).fetch(torch.tensor([0]), 0)))[0]
     total.backward()
     assert torch.isfinite(total)
@@ -134,7 +140,7 @@ def test_degenerate_labels_have_finite_gradients(objective, regions):
 
 
 def test_features_of_zeros_are_finite():
-    module = NCutsModule(tiny("paper-alexnet-relu5"))
+    module = build_module(tiny("paper-alexnet-relu5"))
     for parameter in module.model.head.parameters():
         torch.nn.init.zeros_(parameter)
     batch = one_image()
@@ -161,34 +167,36 @@ def test_the_first_command_lowers_the_loss_and_fills_the_run_folder(tmp_path):
 def test_tuning_and_final_splits(tmp_path):
     config = tiny()
     config.data = dataclasses.replace(config.data, cache=tmp_path, generate=6)
-    data = NCutsData(config)
+    data = NCutsData(config, 16)
     assert (len(data.training), len(data.validation)) == (4, 2)
     training, validation = ([image.id for image in part] for part in (data.training, data.validation))
     assert set(validation) == set(sorted([*training, *validation])[::5])
     config.data.split = "final"
-    data = NCutsData(config)
+    data = NCutsData(config, 16)
     assert (len(data.training), len(data.validation)) == (6, 0) and data.validation_loader() is None
 
 
 def test_groups_of_parameters():
-    module = NCutsModule(tiny("paper-alexnet-relu5"))
+    module = build_module(tiny("paper-alexnet-relu5"))
     optimizer, _ = module.optimizers(10)
     assert [g["max_lr"] for g in optimizer.param_groups] == [1e-3, 1e-4]
     held = sum(p.numel() for g in optimizer.param_groups for p in g["params"])
     assert held == sum(p.numel() for p in module.parameters())
-    frozen, _ = NCutsModule(tiny("small", backbone_rate=0.0)).optimizers(10)
-    assert len(frozen.param_groups) == 1
+    module = build_module(tiny("small", backbone_rate=0.0))
+    assert len(module.optimizers(10)[0].param_groups) == 1
+    module.loss(one_image())[0].backward()
+    assert all((p.grad is None) == name.startswith("model.backbone.") for name, p in module.named_parameters())
 
 
 def test_labels_follow_the_grid_of_any_map(tmp_path):
     config = tiny("paper-alexnet-relu5")
     config.data = dataclasses.replace(config.data, generate=2, cache=tmp_path)
     config.model = dataclasses.replace(config.model, taps=("relu1",))
-    image = NCutsData(config).training[0]
+    image = NCutsData(config, DeepNCuts(config.model).stride).training[0]
     assert image.grid.shape[1:] == (24, 32)  # 96×128 pixels, stride 4
     config.model = dataclasses.replace(config.model, zoom=1.5)
     with pytest.raises(ConfigurationError, match=r"cells of 2\.66667 pixels"):
-        NCutsData(config)
+        build(config)
 
 
 @pytest.mark.parametrize("objective", ["j2", "soft"])
@@ -202,7 +210,7 @@ def test_a_trainable_lambda_is_rejected_if_nothing_depends_on_it(objective):
 def test_another_backbone_trains_and_is_saved_and_loaded(backbone, tap, tmp_path):
     config = tiny("soft-alexnet-relu5")
     config.model = dataclasses.replace(config.model, backbone=backbone, taps=(tap,))
-    module = NCutsModule(config)
+    module = build_module(config)
     module.loss(one_image())[0].backward()
     assert [n for n, p in module.named_parameters() if p.requires_grad and p.grad is None] == []
     model = module.model.eval()

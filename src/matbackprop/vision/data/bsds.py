@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +75,9 @@ class BSDS(Dataset[BSDSSample]):
         if sample is None or problems:
             raise DataError(first_problems(problems))
         return sample
+
+    def __iter__(self) -> Iterator[BSDSSample]:
+        return map(self.__getitem__, range(len(self)))
 
     def files(self, name: str) -> list[Path]:
         """Return the files of an image: the image, then its human maps."""
@@ -234,8 +237,7 @@ def prepare_image(sample: BSDSSample, stride: int) -> PreparedImage:
 
 def prepare_images(data: BSDS, stride: int) -> list[PreparedImage]:
     """Read all images with their human maps on the grid of a stride."""
-    samples = (data[i] for i in range(len(data)))
-    return [prepare_image(sample, stride) for sample in track(samples, "Preparing images", len(data))]
+    return [prepare_image(sample, stride) for sample in track(data, "Preparing images")]
 
 
 def pad_stack(parts: Sequence[NDArray[Any]], fill: int, multiple: int = 1) -> Tensor:

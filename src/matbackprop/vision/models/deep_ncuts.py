@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ShapeError
+from matbackprop.errors import ConfigurationError, ShapeError
 from matbackprop.vision.models.backbones import build_backbone
 from matbackprop.vision.models.backbones.base import Backbone, TapInfo, normalize
 from matbackprop.vision.models.config import NCutsModelConfig
@@ -112,14 +112,17 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             widths = (info.channels, full["hidden"], self.channels)
             self.head = _paper_head(*widths, self.config.dropout)
         self.factor = nn.Parameter(torch.eye(self.channels)) if self.config.affinity == "lambda" else None
-        self._learning = [p for p in self.backbone.parameters() if p.requires_grad]
-        self.freeze_backbone(False)
 
-    def freeze_backbone(self, frozen: bool = True) -> None:
-        """Freeze or unfreeze the backbone. The activations of a frozen backbone are not stored."""
-        self.frozen = frozen
-        for parameter in self._learning:
-            parameter.requires_grad_(not frozen)
+    @property
+    def stride(self) -> int:
+        """Side of a cell in pixels of the image."""
+        stride = self.geometry.stride / self.config.zoom
+        if not stride.is_integer():
+            raise ConfigurationError(
+                f"Map {self.tap} has cells of {stride:g} pixels, which is not an integer. Change model.taps or "
+                "model.zoom."
+            )
+        return int(stride)
 
     @property
     def lam(self) -> Tensor | None:
@@ -148,8 +151,7 @@ class DeepNCuts(PretrainedMixin, nn.Module):
             image = nnf.pad(image, (before, right, before, below), mode="replicate")
         if image.is_cuda:
             image = image.contiguous(memory_format=self.backbone.memory_format)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(image, [self.tap])[self.tap]
+        maps = self.backbone(image, [self.tap])[self.tap]
         cells = self.geometry.over_blocks(maps, (height, width), before)
         return torch.relu(cells if self.head is None else self.head(cells)).movedim(1, -1)
 

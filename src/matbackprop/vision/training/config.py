@@ -301,13 +301,19 @@ class ImageDataConfig(SegmentedDataConfig):
 
 
 @configuration
-class ObjectiveConfig:
-    """Objective, and AdamW with a one-cycle schedule."""
+class AdamWConfig:
+    """AdamW with a one-cycle schedule."""
 
-    objective: Literal["j1", "j2", "soft"] = "j2"  #: j1 and j2 of the paper, or the soft projector.
     rate: PositiveRate = 1e-3  #: Learning rate of the new layers.
     backbone_rate: Rate = 1e-4  #: Learning rate of the backbone; 0 freezes it.
     decay: Rate = 5e-4  #: Weight decay.
+
+
+@configuration
+class ObjectiveConfig(AdamWConfig):
+    """Objective, and AdamW with a one-cycle schedule."""
+
+    objective: Literal["j1", "j2", "soft"] = "j2"  #: j1 and j2 of the paper, or the soft projector.
 
 
 @configuration
@@ -344,7 +350,7 @@ def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCu
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
         data=ImageDataConfig(batch_size=8, jitter=0.2),
         model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
-        train=ObjectiveConfig("soft", backbone_rate=backbone_rate, decay=1e-2),
+        train=ObjectiveConfig(backbone_rate=backbone_rate, decay=1e-2, objective="soft"),
     )
 
 
@@ -390,13 +396,11 @@ class ContourDataConfig(SegmentedDataConfig):
 
 
 @configuration
-class ContourTrainConfig:
-    """AdamW with a one-cycle schedule."""
+class ContourTrainConfig(AdamWConfig):
+    """AdamW with a one-cycle schedule, and the loss."""
 
-    rate: PositiveRate = 1e-3  #: Learning rate of the new layers.
-    backbone_rate: Rate = 1e-4  #: Learning rate of the backbone.
-    freeze: str | None = None  #: Freeze the backbone up to this map.
     decay: Rate = 1e-2  #: Weight decay.
+    freeze: str | None = None  #: Freeze the backbone up to this map.
     side_weight: NonNegative = 0.4  #: Weight of the loss of each level relative to the loss of the output.
     #: Decay of the moving average of the weights. The averaged network is saved.
     average: Annotated[float, Field(ge=0, lt=1)] = 0.995

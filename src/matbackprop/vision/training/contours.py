@@ -28,7 +28,7 @@ from matbackprop.vision.training.config import ContourDataConfig, ContoursConfig
 from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
-from matbackprop.vision.training.system import Data, System, two_rates
+from matbackprop.vision.training.system import Data, System, adamw
 
 THRESHOLDS = np.arange(0.02, 1.0, 0.02)
 """Candidates for the default threshold."""
@@ -53,7 +53,7 @@ class ContourImage(NamedTuple):
 def read_images(data: BSDS) -> list[ContourImage]:
     """Read all images of a split with the borders of their annotators."""
     images = []
-    for sample in track((data[i] for i in range(len(data))), "Reading images", len(data)):
+    for sample in track(data, "Reading images"):
         drawn = np.mean([boundary_map(labels.numpy()) for labels in sample.segmentations], 0)
         images.append(ContourImage(sample.image, torch.from_numpy(np.round(255 * drawn).astype(np.uint8))))
     return images
@@ -75,7 +75,7 @@ def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
             f"{photographs} --format contours --out {contours}'."
         )
     images = []
-    for path, file in track(pairs, "Reading predicted contours", len(pairs)):
+    for path, file in track(pairs, "Reading predicted contours"):
         target = torch.from_numpy(read_picture(file).pixels[..., 0].copy())
         image = shrink(read_picture(path).pixels, max(target.shape))
         if image.shape[1:] != target.shape:
@@ -227,14 +227,10 @@ class ContoursModule(System):
         """Record the loss of the averaged network on a held-out image."""
         self.record("val/loss", self.losses(self.average, batch)[0])
 
-    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-        """Return AdamW with a one-cycle schedule and two learning rates. Each step also updates the average."""
-        train = self.config.train
-        groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
-        optimizer = torch.optim.AdamW(groups, weight_decay=train.decay)
+    def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        """Return AdamW with a one-cycle schedule. Each step also updates the average."""
+        optimizer, schedule = adamw(self.model, self.model.backbone, self.config.train, steps, warmup=0.05)
         optimizer.register_step_post_hook(lambda *_: self._move_average())
-        rates = [group["lr"] for group in groups]
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps), pct_start=0.05)
         return optimizer, schedule
 
     def _move_average(self) -> None:
@@ -254,7 +250,7 @@ def choose_threshold(model: ContourNet, data: BSDS) -> float:
     """Return the threshold with the largest mean covering."""
     model.eval()
     covering = np.zeros(len(THRESHOLDS))
-    for sample in track((data[i] for i in range(len(data))), "Choosing the threshold", len(data)):
+    for sample in track(data, "Choosing the threshold"):
         contours = network_contours(model, sample.image[None])[0]
         regions = watershed_regions(contours)
         tree = merge_contours(regions, contours)

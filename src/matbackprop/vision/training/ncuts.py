@@ -13,28 +13,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.errors import ConfigurationError
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
 from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
-from matbackprop.vision.models.backbones import build_backbone
-from matbackprop.vision.models.config import NCutsModelConfig
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
-from matbackprop.vision.training.system import Data, System, two_rates
+from matbackprop.vision.training.system import Data, System, adamw
 
 
 def split_images(
     images: Sequence[PreparedImage], config: ImageDataConfig
 ) -> tuple[list[PreparedImage], list[PreparedImage]]:
     """Return the training and validation images of the configured split."""
-    held_out: set[str] = set()
-    if config.split == "tuning":
-        held_out = set(tuning_split([image.id for image in images], config.fold)[1])
+    held_out = tuning_split([image.id for image in images], config.fold)[1] if config.split == "tuning" else []
     training = [image for image in images if image.id not in held_out]
     validation = [image for image in images if image.id in held_out]
     return training[: config.limit], validation[: config.limit]
@@ -105,20 +100,11 @@ def augment(batch: ImagesBatch) -> ImagesBatch:
 
 
 class NCutsData(Data):
-    """Prepared images of the chosen split."""
+    """Images of the chosen split, with labels on cells of ``stride`` pixels."""
 
-    def __init__(self, config: NCutsConfig) -> None:
+    def __init__(self, config: NCutsConfig, stride: int) -> None:
         self.config, self.seed = config.data, config.engine.seed
-        network = config.model.resolved()
-        with torch.device("meta"):
-            backbone = build_backbone(network["backbone"])
-        tap = (network["taps"] or backbone.taps[-1:])[0]
-        stride = backbone.info(tap).stride / config.model.zoom
-        if not stride.is_integer():
-            raise ConfigurationError(
-                f"Map {tap} has cells of {stride:g} pixels, which is not an integer. Change model.taps or model.zoom."
-            )
-        images = prepare_images(BSDS(self.config.folder(), "train"), int(stride))
+        images = prepare_images(BSDS(self.config.folder(), "train"), stride)
         self.training, self.validation = split_images(images, self.config)
 
     def train_loader(self) -> EpochLoader:
@@ -135,38 +121,25 @@ class NCutsData(Data):
         return augment(super().on_device(batch, device, training=training))
 
 
-def build_model(config: NCutsModelConfig) -> DeepNCuts:
-    """Build the network of a configuration, with its starting weights."""
-    model = DeepNCuts(config)
-    load_start(model, config.resolved()["backbone"], config.weights)
-    return model
-
-
 class NCutsModule(System):
     """DeepNCuts with its objective, averaged over annotators and images. Rank and spectrum of F are recorded."""
 
-    def __init__(self, config: NCutsConfig) -> None:
+    def __init__(self, config: NCutsConfig, model: DeepNCuts) -> None:
         super().__init__()
-        self.config = config
-        self.model = build_model(config.model)
-        self.model.freeze_backbone(config.train.backbone_rate == 0)
+        self.config, self.model = config, model
 
     def start(self, data: NCutsData) -> None:
         """Choose the memory layout for tensor cores."""
         if self.device.type == "cuda":
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
 
-    def rows(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
-        """Return rows of F (b, m, d) and labels (b, a, m)."""
+    def loss(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
+        """Return the mean objective of a batch, and the rows of F (b, m, d)."""
         features = self.model(batch.image).float()
         height, width = features.shape[1:3]
         grid = batch.grid[..., :height, :width]
         grid = nnf.pad(grid, (0, width - grid.shape[-1], 0, height - grid.shape[-2]), value=-1)
-        return features.flatten(1, 2), grid.flatten(-2)
-
-    def loss(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
-        """Return the mean objective of a batch, and the rows of F."""
-        f, labels = self.rows(batch)
+        f, labels = features.flatten(1, 2), grid.flatten(-2)
         objective, number = self.config.train.objective, batch.num_labels
         if objective == "soft":
             value = normalized_cut_soft(f, labels, ridge=self.config.model.ridge, num_labels=number)
@@ -207,18 +180,16 @@ class NCutsModule(System):
             self.record(f"val/{name}", total, len(batch.image))
 
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        """Return AdamW with a one-cycle schedule and two learning rates."""
-        train = self.config.train
-        groups = two_rates(self.model, self.model.backbone, train.rate, train.backbone_rate)
-        optimizer = torch.optim.AdamW(groups, weight_decay=train.decay, fused=self.device.type == "cuda")
-        rates = [group["lr"] for group in groups]
-        return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps))
+        """Return AdamW with a one-cycle schedule."""
+        return adamw(self.model, self.model.backbone, self.config.train, steps, warmup=0.3)
 
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:
     """Build the system and the data of a configuration."""
-    data = NCutsData(config)  # checks the configuration before weights are loaded
-    return NCutsModule(config), data
+    model = DeepNCuts(config.model)
+    data = NCutsData(config, model.stride)  # fails before weights are downloaded
+    load_start(model, config.model.resolved()["backbone"], config.model.weights)
+    return NCutsModule(config, model), data
 
 
 def export(run: RunFolder, module: NCutsModule, data: NCutsData) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from matbackprop.vision.training.config import AdamWConfig
 from matbackprop.vision.training.loading import EpochLoader
 
 
@@ -84,12 +85,23 @@ class System(nn.Module, ABC):
         return {}
 
 
-def two_rates(model: nn.Module, backbone: nn.Module, rate: float, backbone_rate: float) -> list[dict[str, Any]]:
-    """Return parameter groups with learning rates: new layers, then trainable layers of the backbone, if any."""
+def adamw(
+    model: nn.Module, backbone: nn.Module, config: AdamWConfig, steps: int, *, warmup: float
+) -> tuple[Optimizer, LRScheduler]:
+    """Return AdamW with a one-cycle schedule, with different learning rates for the backbone and for other layers.
+
+    A rate of 0 freezes the backbone. ``warmup`` is the fraction of the steps in which the learning rates increase.
+    """
+    if config.backbone_rate == 0:
+        backbone.requires_grad_(False)
     known = {id(p) for p in backbone.parameters()}
     new = [p for p in model.parameters() if id(p) not in known]
     body = [p for p in backbone.parameters() if p.requires_grad]
-    return [{"params": new, "lr": rate}, *([{"params": body, "lr": backbone_rate}] if body else [])]
+    groups: list[dict[str, Any]] = [{"params": new, "lr": config.rate}]
+    groups += [{"params": body, "lr": config.backbone_rate}] if body else []
+    optimizer = torch.optim.AdamW(groups, weight_decay=config.decay, fused=new[0].is_cuda)
+    rates = [group["lr"] for group in groups]
+    return optimizer, torch.optim.lr_scheduler.OneCycleLR(optimizer, rates, total_steps=max(2, steps), pct_start=warmup)
 
 
 class Data(ABC):
