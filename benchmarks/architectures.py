@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.nn import replace_pool
+from matbackprop.vision.report.tables import Table
 
 TIMM = (
     "resnet18", "resnext50_32x4d", "seresnet50", "regnety_002", "densenet121", "vgg11_bn", "efficientnet_b0",
@@ -160,9 +161,8 @@ def examine(full: str) -> dict[str, str]:
 def table(rows: list[dict[str, str]]) -> str:
     """The rows in Markdown."""
     columns = ["model", "layer", "prefix", *STATEMENTS]
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(row.get(column, "") for column in columns) + " |" for row in rows]
-    return "\n".join([*lines, "", *(f"- {name}: {text}" for name, text in STATEMENTS.items()), ""])
+    note = "\n".join(f"- {name}: {text}" for name, text in STATEMENTS.items())
+    return Table(columns, [[row.get(column) for column in columns] for row in rows], note=note).markdown() + "\n"
 
 
 def main(config: Config) -> dict[str, Any]:

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import multiprocessing
+import re
+import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 
-if TYPE_CHECKING:
-    import torch
-
-    from benchmarks.speed.measure import Results
+from benchmarks.speed.measure import Results, describe_machine, run_entry, save_results
+from benchmarks.speed.page import format_record
+from benchmarks.speed.suites import SUITES
+from matbackprop.errors import ConfigurationError
+from matbackprop.vision.devices import choose_device
+from matbackprop.vision.versions import git_revision
 
 
 @dataclass
@@ -46,23 +53,23 @@ class Config:
 
 def measure_suite(config: Config, suite: str, device: torch.device) -> Results:
     """Measure one suite and print its records."""
-    import torch
-
-    from benchmarks.speed.measure import run_suite
-    from benchmarks.speed.page import format_record
-
     if config.threads:
         torch.set_num_threads(config.threads)
-    return run_suite(
-        suite,
-        device,
-        scale="quick" if config.quick else "full",
-        seconds=config.seconds,
-        cases=config.cases,
-        limit=config.limit,
-        revision=config.revision,
-        report=lambda record: print(format_record(record), flush=True),
+    stop = time.perf_counter() + config.limit
+    results = Results(
+        machine=describe_machine(device),
+        command=" ".join(["python -m benchmarks speed", *sys.argv[2:]]),
+        revision=config.revision or (git_revision()["git"] or "")[:7],
+        date=datetime.date.today().isoformat(),
     )
+    for entry in SUITES[suite](device, "quick" if config.quick else "full"):
+        if not re.search(config.cases, entry.case):
+            continue
+        if time.perf_counter() > stop:
+            break
+        results.records.append(run_entry(suite, entry, device, config.seconds))
+        print(format_record(results.records[-1]), flush=True)
+    return results
 
 
 def measure_alone(config: Config, suite: str, device: torch.device) -> Results:
@@ -73,11 +80,6 @@ def measure_alone(config: Config, suite: str, device: torch.device) -> Results:
 
 def main(config: Config) -> dict[str, Any]:
     """Measure, print the records, and write results if requested."""
-    from benchmarks.speed.measure import save_results
-    from benchmarks.speed.suites import SUITES
-    from matbackprop.errors import ConfigurationError
-    from matbackprop.vision.inference import choose_device
-
     if unknown := [suite for suite in config.suites if suite not in SUITES]:
         raise ConfigurationError(f"Unknown suite {unknown[0]!r}. Suites: {', '.join(SUITES)}.")
     device = choose_device(config.device)

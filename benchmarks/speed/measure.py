@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import gc
 import json
 import math
@@ -10,7 +9,6 @@ import os
 import platform
 import re
 import statistics
-import sys
 import threading
 import time
 import traceback
@@ -22,10 +20,9 @@ from typing import Any, Literal
 import torch
 
 from benchmarks.speed.peers import MissingPeer
-from benchmarks.speed.suites import SUITES
-from benchmarks.speed.suites.entry import Entry, Scale
+from benchmarks.speed.suites.entry import Entry
 from matbackprop.vision.files import atomic_write
-from matbackprop.vision.versions import git_revision, package_versions
+from matbackprop.vision.versions import package_versions
 
 _SAMPLE_SECONDS = 0.002
 _MOST = 50  # repeats
@@ -225,36 +222,3 @@ def run_entry(suite: str, entry: Entry, device: torch.device, seconds: float) ->
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return replace(record, **vars(timing))
-
-
-def run_suite(
-    name: str,
-    device: torch.device,
-    *,
-    scale: Scale = "full",
-    seconds: float = 1.0,
-    cases: str = "",
-    limit: float = math.inf,
-    revision: str = "",
-    report: Callable[[Record], None] = lambda record: None,
-) -> Results:
-    """Measure a suite of :data:`SUITES` on a device and report each record.
-
-    The scale ``quick`` has sizes that finish in seconds. Only cases that match a regular expression are measured, and
-    none after ``limit`` seconds. ``revision`` of the code is by default that of git.
-    """
-    stop = time.perf_counter() + limit
-    results = Results(
-        machine=describe_machine(device),
-        command=" ".join(["python -m benchmarks speed", *sys.argv[2:]]),
-        revision=revision or (git_revision()["git"] or "")[:7],
-        date=datetime.date.today().isoformat(),
-    )
-    for entry in SUITES[name](device, scale):
-        if not re.search(cases, entry.case):
-            continue
-        if time.perf_counter() > stop:
-            break
-        results.records.append(run_entry(name, entry, device, seconds))
-        report(results.records[-1])
-    return results
