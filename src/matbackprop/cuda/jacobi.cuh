@@ -242,9 +242,9 @@ __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int war
 
 // Diagonalize the symmetric `a` (players rows of ld entries; dummy and padding zero) in place. The columns of v (n rows of
 // ldv entries, at least blockDim.x in total) receive the eigenvectors. `rotations` holds two sweeps. order[r] is the column
-// of the r-th smallest eigenvalue, values[r] that eigenvalue. blockDim.x is a multiple of 32, above a_threads. Returns
-// whether it converged, in all threads; if not, or if an entry is not finite, values and vectors are NaN.
-__device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int* order, int n, const Sizes& z) {
+// of the r-th smallest eigenvalue, values[r] that eigenvalue. blockDim.x is a multiple of 32, above a_threads. If it did
+// not converge, or an entry is not finite, values and vectors are NaN.
+__device__ void jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int* order, int n, const Sizes& z) {
     const REAL scale = matrix_scale(a, z.players * z.ld, v);
     const bool finite = scale == scale;
     bool converged = scale == 0;
@@ -281,7 +281,6 @@ __device__ bool jacobi(REAL* a, REAL* v, Rotation* rotations, REAL* values, int*
     }
     for (int e = threadIdx.x; !converged && e < n * z.ldv; e += blockDim.x) v[e] = (REAL)nan("");
     __syncthreads();
-    return converged;
 }
 
 extern __shared__ double shared_memory[];

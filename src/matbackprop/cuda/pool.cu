@@ -30,42 +30,24 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                   int length) {
     const Sizes z(n);
     const Rows<IN> rows = rows_of(f + (long long)blockIdx.x * n * length, n, length);
-    const int ldt = z.players + 2, square = z.players * z.ld;
-    const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
-    int back = n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x;
-    back = back > CHUNK * ldt ? back : CHUNK * ldt;
-    Rotation* rotations = (Rotation*)shared_memory;
-    REAL* tile = (REAL*)shared_memory;
-    REAL* a = tile + z.rotations;
-    REAL* v = tile + front;
-    REAL* values = v + back;
-    int* order = (int*)(values + z.players);
+    const GramMemory memory(n, z);
+    REAL* values = memory.values;
     const REAL eps = all_eps ? all_eps[blockIdx.x] : (REAL)one_eps;
     out_values += (long long)blockIdx.x * n;
     out_weights += (long long)blockIdx.x * n;
     out_vectors += (long long)blockIdx.x * n * n;
     out_y += (long long)blockIdx.x * n * length;
-    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-    gram(rows, (REAL)1, v, a, n, z);
-    jacobi(a, v, rotations, values, order, n, z);
-    for (int e = threadIdx.x; e < n * n; e += blockDim.x) out_vectors[e] = v[e % n * z.ldv + order[e / n]];
-    project(rows, (REAL)1, tile, v, order, out_y, n, z);
-    squared_norms(out_y, values, n, length, v);
+    decompose_gram(rows, (REAL)1, memory, out_vectors, out_y, n, z);
     // An outlier in F makes the small eigenvalues of the Gram matrix inaccurate and mixes their eigenvectors; recompute from Y.
-    REAL largest = 0, smallest = (REAL)REAL_MAX;
-    for (int r = 0; r < n; ++r) {
-        largest = values[r] > largest ? values[r] : largest;
-        smallest = values[r] < smallest ? values[r] : smallest;
-    }
-    if (largest > (REAL)SAFE_RATIO * (REAL)OVERLAP * (smallest + eps)) {
-        separate({out_y, length, length, 1}, {out_vectors, n, n, 1}, nullptr, eps, (REAL)OVERLAP, n, v);
-        squared_norms(out_y, values, n, length, v);
-        largest = 0;
-        for (int r = 0; r < n; ++r) largest = values[r] > largest ? values[r] : largest;
+    Extremes extremes(values, n);
+    if (extremes.largest > (REAL)SAFE_RATIO * (REAL)OVERLAP * (extremes.smallest + eps)) {
+        separate({out_y, length, length, 1}, {out_vectors, n, n, 1}, nullptr, eps, (REAL)OVERLAP, n, memory.v);
+        squared_norms(out_y, values, n, length, memory.v);
+        extremes = Extremes(values, n);
     }
     // A direction at rounding level, sigma <= length eps sigma_max, is noise that 1/eps would amplify: drop it.
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const REAL level = (REAL)NOISE * length, floor_value = level * level * largest;
+    const REAL level = (REAL)NOISE * length, floor_value = level * level * extremes.largest;
     for (int r = warp; r < n; r += warps) {
         const bool noise = values[r] <= floor_value;
         const REAL s = noise ? (REAL)0 : values[r];

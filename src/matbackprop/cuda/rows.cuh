@@ -152,3 +152,43 @@ __device__ void squared_norms(const REAL* y, REAL* values, int m, int d, REAL* s
     }
     __syncthreads();
 }
+
+// The largest and the smallest of n numbers.
+struct Extremes {
+    REAL largest, smallest;
+    __device__ Extremes(const REAL* values, int n) : largest(0), smallest((REAL)REAL_MAX) {
+        for (int r = 0; r < n; ++r) {
+            largest = values[r] > largest ? values[r] : largest;
+            smallest = values[r] < smallest ? values[r] : smallest;
+        }
+    }
+};
+
+// Shared memory for a Gram matrix a of order n with rotations before it, which share their place with a tile, its
+// eigenvectors v, which share theirs with another tile, and its eigenvalues with their order.
+struct GramMemory {
+    REAL *tile, *a, *v, *values;
+    int* order;
+    __device__ GramMemory(int n, const Sizes& z) {
+        const int chunk = CHUNK * (z.players + 2), front = z.rotations + z.players * z.ld;
+        const int back = n * z.ldv > blockDim.x ? n * z.ldv : blockDim.x;
+        tile = (REAL*)shared_memory;
+        a = tile + z.rotations;
+        v = tile + (front > chunk ? front : chunk);
+        values = v + (back > chunk ? back : chunk);
+        order = (int*)(values + z.players);
+    }
+};
+
+// (factor X) (factor X)^T = Q diag(s) Q^T for m rows: Q^T (m, m), Y = Q^T (factor X), and the squared norms of its rows in
+// memory.values, which have all digits of s.
+template <typename T>
+__device__ void decompose_gram(const Rows<T>& x, REAL factor, const GramMemory& memory, REAL* vectors, REAL* y, int m,
+                               const Sizes& z) {
+    for (int e = threadIdx.x; e < z.players * z.ld; e += blockDim.x) memory.a[e] = 0;
+    gram(x, factor, memory.v, memory.a, m, z);
+    jacobi(memory.a, memory.v, (Rotation*)memory.tile, memory.values, memory.order, m, z);
+    for (int e = threadIdx.x; e < m * m; e += blockDim.x) vectors[e] = memory.v[e % m * z.ldv + memory.order[e / m]];
+    project(x, factor, memory.tile, memory.v, memory.order, y, m, z);
+    squared_norms(y, memory.values, m, x.length, memory.v);
+}

@@ -40,15 +40,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
                IN* v_out, double limit, int k, int l, int tall) {
     const Sizes z(k);
     const Layout layout(k, l, tall);
-    const int ldt = z.players + 2, square = z.players * z.ld;
-    const int front = z.rotations + square > CHUNK * ldt ? z.rotations + square : CHUNK * ldt;
-    int back = k * z.ldv > blockDim.x ? k * z.ldv : blockDim.x;
-    back = back > CHUNK * ldt ? back : CHUNK * ldt;
-    REAL* tile = (REAL*)shared_memory;
-    REAL* a = tile + z.rotations;
-    REAL* basis = tile + front;
-    REAL* values = basis + back;
-    int* order = (int*)(values + z.players);
+    const GramMemory memory(k, z);
+    REAL *a = memory.a, *basis = memory.v, *values = memory.values;
+    int* order = memory.order;
     const Rows<IN> rows = layout.rows(x);
     y += (long long)blockIdx.x * k * l;
     u += (long long)blockIdx.x * k * k;
@@ -56,26 +50,17 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
 
     const REAL scale = matrix_scale(rows.x, k * l, basis);  // a power of two: no square overflows or underflows
     const REAL unit = scale == 0 ? (REAL)1 : scale;
-    for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
-    gram(rows, 1 / unit, basis, a, k, z);
-    jacobi(a, basis, (Rotation*)tile, values, order, k, z);
-    for (int e = threadIdx.x; e < k * k; e += blockDim.x) u[e] = basis[e % k * z.ldv + order[e / k]];  // in rows
-    project(rows, 1 / unit, tile, basis, order, y, k, z);
+    decompose_gram(rows, 1 / unit, memory, u, y, k, z);
 
     // Small singular values and their vectors are inaccurate in the Gram matrix: recompute them from Y. Directions
     // below the noise floor are rounding error.
-    squared_norms(y, values, k, l, basis);
-    REAL largest = 0, smallest = (REAL)REAL_MAX;
-    for (int r = 0; r < k; ++r) {
-        largest = values[r] > largest ? values[r] : largest;
-        smallest = values[r] < smallest ? values[r] : smallest;
-    }
-    const REAL level = (REAL)NOISE * l, floor_value = level * level * largest;
-    if (largest > (REAL)limit * (REAL)SAFE_RATIO * smallest) {
+    const Extremes extremes(values, k);
+    const REAL level = (REAL)NOISE * l, floor_value = level * level * extremes.largest;
+    if (extremes.largest > (REAL)limit * (REAL)SAFE_RATIO * extremes.smallest) {
         for (int e = threadIdx.x; e < k * l; e += blockDim.x) {
             if (values[e / l] <= floor_value) y[e] = 0;
         }
-        for (int e = threadIdx.x; e < square; e += blockDim.x) a[e] = 0;
+        for (int e = threadIdx.x; e < z.players * z.ld; e += blockDim.x) a[e] = 0;
         const Rows<REAL> rotated = {y, l, l, 1};
         gram(rotated, (REAL)1, basis, a, k, z);
         int mixed = 0;

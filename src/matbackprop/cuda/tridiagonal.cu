@@ -156,8 +156,8 @@ __device__ void store_panel(double* __restrict__ reflectors, int n, int end, int
 // Partial product of the matrix with c over this block's rows, right of column j: two columns per thread, rows
 // distributed over groups of threads; the pairs of a group are `across` apart.
 template <int UNROLL>
-__device__ __forceinline__ void multiply(const BlockRows& local, int n, int rank, int j, int groups, int across,
-                                         const Workspace& workspace) {
+__device__ __forceinline__ void multiply_column(const BlockRows& local, int n, int rank, int j, int groups, int across,
+                                                const Workspace& workspace) {
     const int start = (j + 1) / 2, pairs = (n + 1) / 2 - start;
     const int group = threadIdx.x / across, pair = threadIdx.x % across;
     if (group < groups && pair < pairs) {
@@ -211,9 +211,9 @@ extern "C" __global__ void CLUSTERED __launch_bounds__(REDUCE_THREADS)
         const BlockRows near = {workspace.matrix + offset, resident};
         const int groups = min((int)blockDim.x / across, MAX_GROUPS);
         if (close) {
-            multiply<4>(near, n, rank, j, groups, across, workspace);
+            multiply_column<4>(near, n, rank, j, groups, across, workspace);
         } else {
-            multiply<8>(far, n, rank, j, groups, across, workspace);
+            multiply_column<8>(far, n, rank, j, groups, across, workspace);
         }
         for (int first = 0; first <= count; first += blockDim.x / DOT_LANES) {
             const int t = first + i / DOT_LANES;
