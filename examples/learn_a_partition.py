@@ -63,7 +63,7 @@ def main(output: Path, steps: int = 150) -> tuple[float, float]:
         optimizer.step()
         objective.append(j.item())
     picture = image[0].movedim(0, -1).numpy()
-    columns = ["Photograph", ("clustered features", "before"), ("clustered features", "after"), "Target"]
+    columns = ["Photograph", "Clusters before training", "Clusters after training", "Target"]
     segmentation_grid(columns, [[picture, before, segments(), labels.numpy()]], output, width=9)
     return objective[0], objective[-1]
 

@@ -52,7 +52,7 @@ def main(output: Path) -> float:
     kind = torch.arange(len(TEXTURES)).repeat_interleave(count)
     f = responses(images)
     pooled = matbackprop.second_order_pool(f / f.shape[-2] ** 0.5, eps=1e-5, center=True)
-    descriptors = {"mean of the responses": f.mean(1), "log-covariance": matbackprop.vectorize_symmetric(pooled)}
+    descriptors = {"mean": f.mean(1), "log-covariance": matbackprop.vectorize_symmetric(pooled)}
 
     fig, axes = figure(1, 2, width=8.4, height=3.8)
     accuracies = []
@@ -63,7 +63,7 @@ def main(output: Path) -> float:
         place = principal(points)
         for i, name in enumerate(TEXTURES):
             ax.scatter(*place[kind == i].T, s=16, color=PALETTE[i], label=name, alpha=0.85, linewidths=0)
-        ax.set_title(f"{title}: nearest neighbor accuracy {100 * accuracies[-1]:.0f} %")
+        ax.set_title(f"{title}: 1-NN accuracy {100 * accuracies[-1]:.0f} %")
         ax.set_xlabel("first principal axis")
     axes[0].set_ylabel("second principal axis")
     axes[1].legend(loc="best")

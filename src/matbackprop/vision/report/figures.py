@@ -47,6 +47,7 @@ _RC: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "axes.prop_cycle": cycler(color=PALETTE),
     "grid.color": GRID,
     "xtick.color": MUTED,
