@@ -1,4 +1,4 @@
-"""Every private interface of torch that the package uses, one function each; tested with torch 2.11 to 2.15."""
+"""The private interfaces of torch that the package uses; tested with torch 2.11 to 2.15."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ def outside_old_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if WHOLE_GRAPHS else torch.compiler.disable(function)
 
 
-def transforms_active() -> bool:
-    """Whether a transformation of ``torch.func`` is being applied."""
-    return torch._C._are_functorch_transforms_active()
+# --- tensors ---
 
 
-def transformed_in_graph() -> bool:
-    """Whether torch.compile is tracing inside a transformation of ``torch.func`` or with dual numbers."""
-    return transforms_active() or forward_ad._current_level >= 0
-
-
-def tracing() -> bool:
+def _tracing() -> bool:
     """Whether torch.compile or ``make_fx``, which ``torch.func.linearize`` uses, records operations."""
     recorder = torch._C._TorchDispatchModeKey.PROXY
     return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(recorder) is not None
+
+
+def _is_wrapped(a: Tensor) -> bool:
+    """Whether ``a`` wraps another tensor: inside vmap, grad or jvp, or in batched gradients."""
+    level = torch._C._functorch.maybe_get_level(a)
+    if level == -1:
+        return torch._C._functorch.is_legacy_batchedtensor(a)
+    return level > -1 or _is_wrapped(torch._C._functorch.get_unwrapped(a))
 
 
 def _layers(a: Tensor) -> Iterator[Tensor]:
@@ -45,30 +46,25 @@ def _layers(a: Tensor) -> Iterator[Tensor]:
         yield a
 
 
-def is_wrapped(a: Tensor) -> bool:
-    """Whether ``a`` wraps another tensor: inside vmap, grad or jvp, or in batched gradients."""
-    level = torch._C._functorch.maybe_get_level(a)
-    if level == -1:
-        return torch._C._functorch.is_legacy_batchedtensor(a)
-    return level > -1 or is_wrapped(torch._C._functorch.get_unwrapped(a))
+def values_checkable(a: Tensor) -> bool:
+    """Whether values can be read: not while tracing, under transformations, or for meta and fake tensors."""
+    return not (
+        _tracing()
+        or a.is_meta
+        or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
+        or _is_wrapped(a)
+    )
 
 
-def requires_grad_inside(a: Tensor) -> bool:
-    return any(t.requires_grad for t in _layers(a))
+def is_plain(*tensors: Tensor) -> bool:
+    """Whether all tensors are ordinary ones, which have memory: not traced, transformed, fake, or of a subclass."""
+    if _tracing():
+        return False
+    return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or _is_wrapped(t)) for t in tensors)
 
 
 def is_batched(a: Tensor) -> bool:
     return any(torch._C._functorch.is_batchedtensor(t) for t in _layers(a))
-
-
-def forward_mode_active() -> bool:
-    """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
-    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
-
-
-def differentiated_again() -> bool:
-    """Whether a derivative may be differentiated again; not in an ordinary training step or a compiled graph."""
-    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
 
 
 def is_differentiated(a: Tensor) -> bool:
@@ -79,13 +75,41 @@ def is_differentiated(a: Tensor) -> bool:
     return any(t.requires_grad or (dual and forward_ad.unpack_dual(t).tangent is not None) for t in _layers(a))
 
 
+# --- modes ---
+
+
+def transformed() -> bool:
+    """Whether a transformation of ``torch.func`` or a level of dual numbers is active."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def reverse_mode_only() -> bool:
-    """Whether only reverse mode is active: no compiler, transformation of torch.func or dual numbers."""
-    return not (torch.compiler.is_compiling() or transforms_active() or forward_ad._current_level >= 0)
+    """Whether only reverse mode is active: no compiler, transformation of ``torch.func`` or dual numbers."""
+    return not (torch.compiler.is_compiling() or transformed())
+
+
+def forward_mode_active() -> bool:
+    """Whether inputs may be dual numbers: inside ``torch.func.jvp`` or a dual level, and not compiling."""
+    return not torch.compiler.is_compiling() and forward_ad._current_level >= 0
 
 
 def jvp_nesting() -> int:
     return eager_transforms.JVP_NESTING
+
+
+def forward_mode_differentiated(*tensors: Tensor | None) -> bool:
+    """Whether tangents are differentiated again: nested forward mode, or tensors that require a gradient."""
+    if not forward_mode_active():
+        return False
+    return jvp_nesting() > 1 or any(x.requires_grad for t in tensors if t is not None for x in _layers(t))
+
+
+def differentiated_again() -> bool:
+    """Whether a derivative may be differentiated again; not in an ordinary training step or a compiled graph."""
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or forward_ad._current_level >= 0)
+
+
+# --- calls ---
 
 
 def keep_signature(function: Any) -> None:

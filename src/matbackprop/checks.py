@@ -1,7 +1,8 @@
 """Checks of arguments: shape, dtype, device and values. Every operator first calls `prepare`.
 
 Checking values synchronizes with the device, so on a GPU values are checked only if ``check=True``. Values cannot be
-read while compiling or under a transformation. Without checks, `nan_where` sets invalid results to NaN on the device.
+read while compiling or under a transformation. `wants_check` decides once per call. Without checks, `nan_where` sets
+invalid results to NaN on the device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_differentiated, is_wrapped, tracing
+from matbackprop._torch import is_differentiated, values_checkable
 from matbackprop.errors import (
     ConfigurationError,
     DeviceError,
@@ -57,23 +58,6 @@ def check_matrix(a: Tensor, name: str, *, square: bool = False, or_complex: bool
 def check_same_kind(a: Tensor, b: Tensor) -> None:
     if a.is_complex() != b.is_complex():
         raise DtypeError(f"a and b must both be real or both complex, got {a.dtype} and {b.dtype}.")
-
-
-def values_checkable(a: Tensor) -> bool:
-    """Return whether values can be read: not while tracing, under transformations, or for meta and fake tensors."""
-    return not (
-        tracing()
-        or a.is_meta
-        or type(a).__torch_dispatch__ is not Tensor.__torch_dispatch__  # fake, distributed and other tensors
-        or is_wrapped(a)
-    )
-
-
-def is_plain(*tensors: Tensor) -> bool:
-    """Return whether all tensors are ordinary ones: not traced, transformed, fake, or of a subclass."""
-    if tracing():
-        return False
-    return all(type(t) in (Tensor, torch.nn.Parameter) and not (t.is_meta or is_wrapped(t)) for t in tensors)
 
 
 def wants_check(check: bool | None, a: Tensor, *others: object) -> bool:
@@ -127,7 +111,7 @@ def out_of_range(a: Tensor, dtype: torch.dtype, sizes: Range) -> Tensor | None:
 
 
 def check_size(a: Tensor, dtype: torch.dtype, name: str, sizes: Range) -> None:
-    bad = out_of_range(a, dtype, sizes) if values_checkable(a) else None
+    bad = out_of_range(a, dtype, sizes)
     if bad is not None and bool(bad.any()):
         largest = float(_largest(a.detach())[bad].flatten()[0])
         least, most = _limits(dtype, sizes)
@@ -142,7 +126,7 @@ def rescaled(a: Tensor, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, Tenso
 
     Also return two factors per matrix ``(*batch, 1)``, whose product may itself be out of range; None if all are 1.
     """
-    bad = out_of_range(a, dtype, "rescale") if values_checkable(a) else None
+    bad = out_of_range(a, dtype, "rescale")
     if bad is None or not bool(bad.any()):
         return a, None
     largest = _largest(a.detach())
@@ -275,7 +259,7 @@ def check_weight_values(weight: Tensor, name: str = "weight") -> None:
     if weight.dtype == torch.bool:
         return
     check_finite(weight, name)
-    if values_checkable(weight) and bool((weight < 0).any()):
+    if bool((weight < 0).any()):
         raise DomainError(f"{name} must not be negative, got {float(weight.detach().min()):.3g}.")
 
 
@@ -331,7 +315,7 @@ def _equals_transpose(a: Tensor, tile: int = 256) -> bool:
 def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
     """Raise if a matrix is `asymmetric`. Return whether A equals its (conjugate) transpose exactly."""
     a = a.detach()
-    if not values_checkable(a) or a.numel() == 0:
+    if a.numel() == 0:
         return False
     if _equals_transpose(a):
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import values_checkable
+from matbackprop._torch import values_checkable
 
 # Indexed by ``fine``: True for float64 digits, False for float32 digits.
 SPREAD = {True: 1e3, False: 1e6}

@@ -6,7 +6,7 @@ import torch
 
 from helpers import cuda_on_cpu
 from matbackprop import second_order_pool
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import jacobi as jacobi_kernel
 from matbackprop.cuda import pool
 from matbackprop.divided_differences import named_function

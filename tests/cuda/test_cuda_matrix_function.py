@@ -5,7 +5,7 @@ import torch
 
 from helpers import cuda_on_cpu
 from matbackprop import matrix_function
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import fallback
 from matbackprop.cuda import matrix_function as chip
 from matbackprop.cuda.compiler import FUNCTIONS

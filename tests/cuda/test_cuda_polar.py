@@ -5,7 +5,7 @@ import torch
 
 import matbackprop
 from helpers import cuda_on_cpu
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import fallback, polar, svd
 from matbackprop.errors import DomainError
 

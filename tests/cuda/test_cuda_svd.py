@@ -8,7 +8,7 @@ import torch
 
 import matbackprop
 from helpers import cuda_on_cpu
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import svd as kernel
 from matbackprop.functional import _svd
 from matbackprop.functional._svd import _SVD

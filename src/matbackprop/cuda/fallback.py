@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from matbackprop._torch import forward_mode_active, transforms_active
-from matbackprop.checks import is_plain
+from matbackprop._torch import forward_mode_active, is_plain, transformed
 from matbackprop.cuda import compiler
 
 
@@ -71,4 +70,4 @@ def call_kernels(f: Tensor, job: _Job) -> Any:
     transformations need another kind of Function.
     """
     f = (f.float() if f.dtype in (torch.float16, torch.bfloat16) else f).contiguous()
-    return job.general(f) if transforms_active() else _ByKernels.apply(f, job)
+    return job.general(f) if transformed() else _ByKernels.apply(f, job)

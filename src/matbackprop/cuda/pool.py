@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import (
     CONSTANTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from matbackprop._torch import values_checkable
 from matbackprop.checks import (
     check_finite,
     check_floating,
@@ -12,7 +13,6 @@ from matbackprop.checks import (
     check_result,
     nan_where,
     prepare,
-    values_checkable,
 )
 from matbackprop.errors import DomainError, LabelError, ShapeError
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators

@@ -26,7 +26,7 @@ from matbackprop._torch import (
     jvp_nesting,
     keep_signature,
     outside_old_graphs,
-    transformed_in_graph,
+    transformed,
 )
 from matbackprop.errors import OrderError
 from matbackprop.numerics import autocast_off
@@ -145,7 +145,7 @@ class Operation(Function):
 def apply(operation: type[Operation], *inputs: Any) -> Any:
     """Call an operation under all active transformations."""
     if torch.compiler.is_compiling():
-        if transformed_in_graph():  # torch.compile loses tangents and second derivatives of Functions there
+        if transformed():  # torch.compile loses tangents and second derivatives of Functions there
             return torch.compiler.disable(apply)(operation, *inputs)  # a graph break
         return operation.apply(*inputs)
     return apply_eagerly(operation, operation._with_tangent, *inputs)

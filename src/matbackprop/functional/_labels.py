@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import values_checkable
 from matbackprop.checks import (
     check_finite,
     check_matrix,
@@ -17,7 +18,6 @@ from matbackprop.checks import (
     into_range,
     nan_where,
     out_of_range,
-    values_checkable,
     wants_check,
 )
 from matbackprop.errors import LabelError, ShapeError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matbackprop._torch import reverse_mode_only
+from matbackprop._torch import reverse_mode_only, values_checkable
 from matbackprop.checks import (
     Prepared,
     all_finite,
@@ -18,7 +18,6 @@ from matbackprop.checks import (
     check_result,
     nan_where,
     prepare,
-    values_checkable,
 )
 from matbackprop.cuda import matrix_function as kernels
 from matbackprop.cuda.fallback import call_kernels

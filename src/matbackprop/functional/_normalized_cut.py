@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import values_checkable
 from matbackprop.checks import check_finite, into_range, nan_where
 from matbackprop.errors import ShapeError
 from matbackprop.functional._affinity import check_lambda, negative_degrees
@@ -177,7 +178,7 @@ def _span_of_affinity(f: Tensor, a: Tensor, lam: Tensor, tol: float) -> Tensor:
 def _lambda_per_image(images: LabeledImages, lam: Tensor) -> Tensor:
     """Λ in the dtype of the computation, one per labeling."""
     check_lambda(lam, images.f.shape[-1])
-    if images.checked:
+    if images.checked and values_checkable(lam):
         check_finite(lam, "lam")
         lam = into_range(lam, images.dtype)
     if lam.ndim > 2 and lam.shape[:-2] != images.f.shape[:-2]:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_differentiated
-from matbackprop.checks import values_checkable
+from matbackprop._torch import is_differentiated, values_checkable
 from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import apply, product

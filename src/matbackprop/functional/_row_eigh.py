@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from matbackprop.checks import values_checkable
+from matbackprop._torch import values_checkable
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import product
 from matbackprop.functional._ties import Ties

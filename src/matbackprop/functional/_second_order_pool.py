@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 import torch
 from torch import Tensor
 
-from matbackprop._torch import differentiated_again, forward_mode_active, jvp_nesting, requires_grad_inside
+from matbackprop._torch import differentiated_again, forward_mode_differentiated, is_plain
 from matbackprop.checks import (
     check_finite,
     check_matrix,
@@ -33,7 +33,6 @@ from matbackprop.checks import (
     check_size,
     check_weight,
     check_weight_values,
-    is_plain,
     nan_where,
     parameter_tensor,
     prepare,
@@ -456,10 +455,8 @@ def _pool(
     x = _center(x, w) if center else x
     if method != "fused":
         return _reference_pool(x, w, shift, p, function, method, check_values)
-    differentiable = (t for t in (x, w, shift, p) if t is not None)
-    both_modes = forward_mode_active() and (jvp_nesting() > 1 or any(map(requires_grad_inside, differentiable)))
-    if both_modes or (p is not None and not function.builtin):
-        # Nested forward mode, or parameters of a user-defined function: g of the d×d matrix A.
+    if forward_mode_differentiated(x, w, shift, p) or (p is not None and not function.builtin):
+        # g of the d×d matrix A, whose derivatives have all orders and modes
         a, spectrum = _decompose(x, w, shift, fine)
         check_captured(function, spectrum.values, p)
         return spectral(a, spectrum, function, p)

@@ -17,7 +17,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_option, nan_where, values_checkable, wants_check
+from matbackprop._torch import values_checkable
+from matbackprop.checks import check_option, nan_where, wants_check
 from matbackprop.errors import ConfigurationError, GaugeWarning, TieError
 from matbackprop.numerics import half_of_the_digits
 from matbackprop.refinement import noise_floor

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop.checks import is_plain, nan_where
+from matbackprop._torch import is_plain
+from matbackprop.checks import nan_where
 from matbackprop.cuda import compiler, cusolver, jacobi, tridiagonal
 from matbackprop.errors import DtypeError, ShapeError, SolverError
 from matbackprop.numerics import real_dtype

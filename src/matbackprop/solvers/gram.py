@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.cuda.jacobi import separate_by_kernel
 from matbackprop.numerics import inner, is_double, symmetrize

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from matbackprop.checks import is_plain
+from matbackprop._torch import is_plain
 from matbackprop.cuda import svd as kernels
 from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.cuda.jacobi import complete_by_kernel
