@@ -18,7 +18,6 @@ from matbackprop.checks import (
     check_weight_totals,
     nan_where,
     prepare,
-    wants_check,
 )
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._eigh import eigh, positive_phase
@@ -136,36 +135,54 @@ def whiten(
                     check_finite(tensor, name)
             if weight is not None:
                 check_weight_totals(weight)
-        dtype, d, inside = rows.dtype, x.shape[-1], real_dtype(rows.dtype)
         if mean is None or covariance is None:
-            fraction = normalized_weights(rows, weight)
-            center = product(fraction.unsqueeze(-2).to(dtype), rows)
-            if method == "pca":
-                lost = partial(ill_determined, fine=is_double(x.dtype), shift=eps)
-                values, vectors, rotated = row_eigh(rows - center, fraction, lost, ties=ties, check=check)
-            else:  # on the smaller side of the samples
-                root = second_order_pool(
-                    rows, eps=eps, function="inv_sqrt", weight=fraction, center=True, check=False, precision=inside
-                )
+            y = _by_samples(rows, weight, method, eps, ties, check_values, is_double(x.dtype))
         else:
-            center = mean.to(dtype).unsqueeze(-2)
-            if method == "pca":
-                values, vectors = eigh(covariance.to(dtype), ties=ties, check=check, precision=inside)
-                variances = without_rounding(values.detach(), covariance.dtype)
-                if wants_check(check, values):
-                    _check_variances(variances, eps)
-                values = nan_where((variances + eps <= 0).any(-1), values)
-                rotated = product(rows - center, vectors.expand(*x.shape[:-2], d, d))
-            else:
-                ready = prepare(covariance, "covariance", check, inside, sizes="sums", symmetric=True)
-                root = prepared_inverse_root(ready, covariance.dtype, 2, eps, name="covariance")
-        if check_values and covariance is None:
-            gain = (values.clamp_min(0) + eps).rsqrt() if method == "pca" else torch.linalg.matrix_norm(root.detach())
-            _check_eps(rows, eps, gain)
-        if method == "pca":  # the largest variance first, the largest entry of each axis positive
-            y = rotated * (positive_phase(vectors) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
-            return y.flip(-1).to(x.dtype)
-        return product(rows - center, root.expand(*x.shape[:-2], d, d)).to(x.dtype)
+            y = _by_statistics(rows, mean, covariance, method, eps, ties, check_values)
+        return y.to(x.dtype)
+
+
+def _by_samples(
+    rows: Tensor, weight: Tensor | None, method: Method, eps: float, ties: Ties, check: bool, fine: bool
+) -> Tensor:
+    fraction = normalized_weights(rows, weight)
+    centered = rows - product(fraction.unsqueeze(-2).to(rows.dtype), rows)
+    if method == "pca":
+        lost = partial(ill_determined, fine=fine, shift=eps)
+        values, axes, rotated = row_eigh(centered, fraction, lost, ties=ties, check=check)
+        gain, y = (values.clamp_min(0) + eps).rsqrt(), _components(values, axes, rotated, eps)
+    else:  # on the smaller side of the samples
+        inside = real_dtype(rows.dtype)
+        root = second_order_pool(
+            rows, eps=eps, function="inv_sqrt", weight=fraction, center=True, check=False, precision=inside
+        )
+        gain, y = torch.linalg.matrix_norm(root.detach()), product(centered, root)
+    if check:
+        _check_eps(rows, eps, gain)
+    return y
+
+
+def _by_statistics(
+    rows: Tensor, mean: Tensor, covariance: Tensor, method: Method, eps: float, ties: Ties, check: bool
+) -> Tensor:
+    centered, inside = rows - mean.to(rows.dtype).unsqueeze(-2), real_dtype(rows.dtype)
+    square = (*rows.shape[:-2], rows.shape[-1], rows.shape[-1])
+    if method == "zca":
+        ready = prepare(covariance, "covariance", check, inside, sizes="sums", symmetric=True)
+        root = prepared_inverse_root(ready, covariance.dtype, 2, eps, name="covariance")
+        return product(centered, root.expand(square))
+    values, axes = eigh(covariance.to(rows.dtype), ties=ties, check=check, precision=inside)
+    variances = without_rounding(values.detach(), covariance.dtype)
+    if check:
+        _check_variances(variances, eps)
+    values = nan_where((variances + eps <= 0).any(-1), values)
+    return _components(values, axes, product(centered, axes.expand(square)), eps)
+
+
+def _components(values: Tensor, axes: Tensor, rotated: Tensor, eps: float) -> Tensor:
+    """Principal components of unit variance: the largest first, the largest entry of each axis positive."""
+    y = rotated * (positive_phase(axes) * (values.clamp_min(0) + eps).rsqrt().unsqueeze(-2))
+    return y.flip(-1)
 
 
 def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
