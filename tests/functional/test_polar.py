@@ -153,14 +153,6 @@ def test_a_tie_at_the_cut_is_rejected():
         nn.LowRank(-1)
 
 
-def test_modules():
-    a = random(2, 4, 3)
-    assert torch.equal(nn.Polar()(a).Q, polar(a).Q)
-    assert torch.equal(nn.LowRank(2)(a), low_rank(a, 2))
-    assert torch.equal(nn.ProjectRotation()(a[:, :3]), project_rotation(a[:, :3]))
-    assert torch.equal(nn.Procrustes(reflection=True)(a, a.flip(0)), procrustes(a, a.flip(0), reflection=True))
-
-
 def test_derivatives_beyond_the_range_are_rejected_and_values_are_not():
     a = 1.2e308 * with_singular_values(4, 3, [1.0, 1e-2, 1e-4])
     a = a / a.abs().max() * 1.2e308

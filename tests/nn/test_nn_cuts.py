@@ -1,70 +1,14 @@
-"""Modules of normalized cuts, projectors and linear systems: equal to their functions, pickled, with a state."""
-
-import copy
-import io
-import pickle
+"""The loss of normalized cuts: trained Λ, maps, class weights, balance and annotators."""
 
 import pytest
 import torch
 
 from helpers.cuts import features, regions
-from matbackprop import (
-    linear_solve,
-    normalized_cut_j1,
-    normalized_cut_j2,
-    normalized_cut_soft,
-    projector,
-    spectral_projector,
-)
 from matbackprop.errors import ConfigurationError, LabelError, ShapeError
-from matbackprop.nn import LinearSolve, NormalizedCutLoss, Projector, SpectralProjector
+from matbackprop.nn import NormalizedCutLoss
 
 F, L = features(3, 12, 4), regions(3, 12)
-A = F.mT @ F
 C = F[..., 1] + 0.1
-
-# name → (module, arguments, the same by function)
-CASES = {
-    "j1": (NormalizedCutLoss("j1"), (F, L), {}, lambda: normalized_cut_j1(F, L).mean()),
-    "j2": (NormalizedCutLoss("j2", reduction="sum", num_labels=9), (F, L), {}, lambda: normalized_cut_j2(F, L).sum()),
-    "soft": (
-        NormalizedCutLoss("soft", ridge=0.7, reduction="none"),
-        (F, L),
-        {"weight": C},
-        lambda: normalized_cut_soft(F, L, ridge=0.7, weight=C),
-    ),
-    "learned lambda": (
-        NormalizedCutLoss("j1", lambda_features=4),
-        (F, L),
-        {},
-        lambda: normalized_cut_j1(F, L, lam=torch.eye(4)).mean(),
-    ),
-    "packed": (
-        NormalizedCutLoss(reduction="none"),
-        (F[0], L[0]),
-        {"offsets": [0, 7, 12]},
-        lambda: normalized_cut_j2(F[0], L[0], offsets=[0, 7, 12]),
-    ),
-    "projector": (Projector(rank_tol=1e-3), (F,), {}, lambda: projector(F, rank_tol=1e-3)),
-    "symmetric projector": (Projector(symmetric=True), (A,), {}, lambda: projector(A, symmetric=True)),
-    "spectral projector": (SpectralProjector(rank=2), (A,), {}, lambda: spectral_projector(A, rank=2)),
-    "threshold projector": (SpectralProjector(threshold=1.0), (A,), {}, lambda: spectral_projector(A, threshold=1.0)),
-    "linear solve": (LinearSolve(), (A, F[:, :4]), {}, lambda: linear_solve(A, F[:, :4])),
-}
-
-
-@pytest.mark.parametrize("name", list(CASES))
-def test_module_equals_function_and_survives_pickling(name):
-    module, arguments, keywords, expected = CASES[name]
-    value = module(*arguments, **keywords)
-    torch.testing.assert_close(value, expected())
-    for again in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        assert torch.equal(again(*arguments, **keywords), value)
-    buffer = io.BytesIO()
-    torch.save(module.state_dict(), buffer)
-    buffer.seek(0)
-    module.load_state_dict(torch.load(buffer))
-    assert type(module).__name__ in repr(module)
 
 
 def test_lambda_is_trained():

@@ -1,45 +1,98 @@
 """Modules equal their functions, survive pickling and state dicts, and train their parameters."""
 
+import copy
+import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
 
 import matbackprop as mb
+from helpers.cuts import features, regions
 from helpers.matrices import relu_features, symmetric
 from matbackprop import nn
 from matbackprop.errors import ConfigurationError, DomainError, DtypeError, ShapeError
 
 MATRIX = symmetric("separated", 2)
 FEATURES = relu_features(4, 6, 2)
+F, L = features(3, 12, 4), regions(3, 12)
+A, C = F.mT @ F, F[..., 1] + 0.1
+B = symmetric((0.7, 1.0, 1.6, 2.5), 2, seed=5)
+POWER = {"eps": 0.1, "function": "power"}
+TRAINED = nn.SecondOrderPool(exponent=0.5, learn_eps=True, learn_exponent=True, **POWER)
+
+
+def trained_pool(f):
+    return mb.second_order_pool(f, eps=torch.tensor(0.1).log().exp(), function="power", exponent=torch.tensor(0.5))
+
+
+# Module, function of the same inputs and keywords, inputs, keywords of the call.
 MODULES = {
-    "SVD": (nn.SVD(), mb.svd, FEATURES),
-    "SVD full": (nn.SVD(True, ties="drop"), lambda a: mb.svd(a, True, ties="drop"), FEATURES),
-    "EIG": (nn.EIG(ties="broaden", broadening=1e-4), lambda a: mb.eigh(a, ties="broaden", broadening=1e-4), MATRIX),
-    "MatrixFunction": (nn.MatrixFunction("exp"), mb.matrix_exp, MATRIX),
-    "MatrixLog": (nn.MatrixLog(), mb.matrix_log, MATRIX),
-    "MatrixSqrt": (nn.MatrixSqrt(), mb.matrix_sqrt, MATRIX),
-    "MatrixInvSqrt": (nn.MatrixInvSqrt(), mb.matrix_inv_sqrt, MATRIX),
-    "MatrixExp": (nn.MatrixExp(precision=torch.float32), lambda a: mb.matrix_exp(a, precision=torch.float32), MATRIX),
-    "MatrixInverse": (nn.MatrixInverse(), mb.matrix_inverse, MATRIX),
-    "MatrixPower": (nn.MatrixPower(0.25), lambda a: mb.matrix_power(a, 0.25), MATRIX),
-    "SecondOrderPool": (nn.SecondOrderPool(), mb.second_order_pool, FEATURES),
+    "SVD": (nn.SVD(), mb.svd, (FEATURES,)),
+    "SVD full": (nn.SVD(True, ties="drop"), partial(mb.svd, full_matrices=True, ties="drop"), (FEATURES,)),
+    "EIG": (nn.EIG(ties="broaden", broadening=1e-4), partial(mb.eigh, ties="broaden", broadening=1e-4), (MATRIX,)),
+    "GeneralizedEigh": (nn.GeneralizedEigh(), mb.generalized_eigh, (MATRIX, B)),
+    "GeneralizedMatrixFunction": (
+        nn.GeneralizedMatrixFunction("log"),
+        partial(mb.generalized_matrix_function, function="log"),
+        (MATRIX, B),
+    ),
+    "TopkEigh": (nn.TopkEigh(2, largest=False), partial(mb.topk_eigh, k=2, largest=False), (MATRIX,)),
+    "TopkSubspace": (nn.TopkSubspace(2), partial(mb.topk_subspace, k=2), (MATRIX[0],)),
+    "Polar": (nn.Polar(), mb.polar, (F,)),
+    "ProjectRotation": (nn.ProjectRotation(), mb.project_rotation, (F[:, :4],)),
+    "Procrustes": (nn.Procrustes(reflection=True), partial(mb.procrustes, reflection=True), (F, F.flip(0))),
+    "LowRank": (nn.LowRank(2), partial(mb.low_rank, rank=2), (F,)),
+    "Projector": (nn.Projector(rank_tol=1e-3), partial(mb.projector, rank_tol=1e-3), (F,)),
+    "Projector symmetric": (nn.Projector(symmetric=True), partial(mb.projector, symmetric=True), (A,)),
+    "SpectralProjector": (nn.SpectralProjector(rank=2), partial(mb.spectral_projector, rank=2), (A,)),
+    "SpectralProjector threshold": (
+        nn.SpectralProjector(threshold=1.0),
+        partial(mb.spectral_projector, threshold=1.0),
+        (A,),
+    ),
+    "LinearSolve": (nn.LinearSolve(), mb.linear_solve, (A, F[:, :4])),
+    "InverseRoot": (nn.InverseRoot(4, eps=0.1), partial(mb.inverse_root, p=4, eps=0.1), (MATRIX,)),
+    "MatrixFunction": (nn.MatrixFunction("exp"), mb.matrix_exp, (MATRIX,)),
+    "MatrixLog": (nn.MatrixLog(), mb.matrix_log, (MATRIX,)),
+    "MatrixSqrt": (nn.MatrixSqrt(), mb.matrix_sqrt, (MATRIX,)),
+    "MatrixInvSqrt": (nn.MatrixInvSqrt(), mb.matrix_inv_sqrt, (MATRIX,)),
+    "MatrixExp": (nn.MatrixExp(precision=torch.float32), partial(mb.matrix_exp, precision=torch.float32), (MATRIX,)),
+    "MatrixInverse": (nn.MatrixInverse(), mb.matrix_inverse, (MATRIX,)),
+    "MatrixClamp": (nn.MatrixClamp(1.3), partial(mb.matrix_clamp, least=1.3), (MATRIX,)),
+    "MatrixPower": (nn.MatrixPower(0.25), partial(mb.matrix_power, p=0.25), (MATRIX,)),
+    "SecondOrderPool": (nn.SecondOrderPool(), mb.second_order_pool, (FEATURES,)),
     "SecondOrderPool vectorized": (
         nn.SecondOrderPool(eps=0.1, function="sqrt", center=True, vectorize=True),
         lambda f: mb.vectorize_symmetric(mb.second_order_pool(f, eps=0.1, function="sqrt", center=True)),
-        FEATURES,
+        (FEATURES,),
     ),
-    "SecondOrderPool learning": (
-        nn.SecondOrderPool(eps=0.1, function="power", exponent=0.5, learn_eps=True, learn_exponent=True),
-        lambda f: mb.second_order_pool(
-            f, eps=torch.tensor(0.1).log().exp(), function="power", exponent=torch.tensor(0.5)
-        ),
-        FEATURES,
+    "SecondOrderPool learning": (TRAINED, trained_pool, (FEATURES,)),
+    "SecondOrderPool eig": (nn.SecondOrderPool(method="eig"), partial(mb.second_order_pool, method="eig"), (FEATURES,)),
+    "Whitening": (nn.Whitening(6, affine=False, track_running_stats=False), mb.whiten, (FEATURES[0],)),
+    "NormalizedCutLoss J1": (nn.NormalizedCutLoss("j1"), lambda *x: mb.normalized_cut_j1(*x).mean(), (F, L)),
+    "NormalizedCutLoss J2": (
+        nn.NormalizedCutLoss("j2", reduction="sum", num_labels=9),
+        lambda *x: mb.normalized_cut_j2(*x).sum(),
+        (F, L),
     ),
-    "SecondOrderPool eig": (
-        nn.SecondOrderPool(method="eig"),
-        lambda f: mb.second_order_pool(f, method="eig"),
-        FEATURES,
+    "NormalizedCutLoss soft": (
+        nn.NormalizedCutLoss("soft", ridge=0.7, reduction="none"),
+        partial(mb.normalized_cut_soft, ridge=0.7),
+        (F, L),
+        {"weight": C},
+    ),
+    "NormalizedCutLoss with lambda": (
+        nn.NormalizedCutLoss("j1", lambda_features=4),
+        lambda *x: mb.normalized_cut_j1(*x, lam=torch.eye(4)).mean(),
+        (F, L),
+    ),
+    "NormalizedCutLoss packed": (
+        nn.NormalizedCutLoss(reduction="none"),
+        mb.normalized_cut_j2,
+        (F[0], L[0]),
+        {"offsets": [0, 7, 12]},
     ),
 }
 
@@ -49,21 +102,27 @@ def _tuple(out):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_module_equals_function(name):
-    module, function, x = MODULES[name]
-    for one, other in zip(_tuple(module(x)), _tuple(function(x)), strict=True):
+def test_modules_equal_functions_and_survive_pickling_and_state_dicts(name):
+    module, function, inputs, *keywords = MODULES[name]
+    more = dict(*keywords)
+    outs = _tuple(module(*inputs, **more))
+    for one, other in zip(outs, _tuple(function(*inputs, **more)), strict=True):
         torch.testing.assert_close(one, other)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    for twin in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(twin) == repr(module) and type(module).__name__ in repr(module)
+        twin.load_state_dict(torch.load(buffer))
+        buffer.seek(0)
+        for one, other in zip(_tuple(twin(*inputs, **more)), outs, strict=True):
+            assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_pickle_and_state_dict(name):
-    module, _, x = MODULES[name]
-    copy = pickle.loads(pickle.dumps(module))
-    assert repr(copy) == repr(module)
-    assert copy.state_dict().keys() == module.state_dict().keys()
-    copy.load_state_dict(module.state_dict())
-    for one, other in zip(_tuple(copy(x)), _tuple(module(x)), strict=True):
-        assert torch.equal(one, other)
+def test_every_module_has_a_row():
+    composed = {"SecondOrderHead", "SecondOrderPool2d", "for_export", "replace_pool"}
+    public = {name for name in vars(nn) if name[0] != "_" and name not in composed}
+    assert public == {name.partition(" ")[0] for name in MODULES}
 
 
 def test_weights_reach_the_module():
