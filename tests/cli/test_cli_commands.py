@@ -13,7 +13,7 @@ import pytest
 
 from helpers.command_line import call
 from matbackprop import cli
-from matbackprop.cli import COMMANDS, GROUPS, main
+from matbackprop.cli import COMMANDS, main
 from matbackprop.errors import DataError
 
 
@@ -25,7 +25,7 @@ def test_every_command_has_help(name, capsys):
     assert len(out.splitlines()) > 5
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", ["train", "evaluate", "data"])
 def test_every_group_lists_its_commands(group, capsys):
     assert call(group) == 0
     listed = {line[2:].split("  ")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
@@ -36,8 +36,9 @@ def test_every_group_lists_its_commands(group, capsys):
 def test_overview_lists_everything(capsys):
     for words in ([], ["--help"], ["help"]):
         assert call(*words) == 0
-        out = " ".join(capsys.readouterr().out.split())  # the summaries are wrapped
+        out = capsys.readouterr().out
         assert all(name in out and command.summary in out for name, command in COMMANDS.items())
+        assert max(map(len, out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_overview_lists_everything(capsys):
     [
         (["trian"], "Did you mean 'train'?"),
         (["train", "o2q"], "Did you mean 'train o2p'?"),
-        (["zzz"], "Commands: demo"),
+        (["zzz"], "Commands: segment"),
         (["train", "ncuts", "smoke"], "matbackprop train ncuts --preset smoke"),
         (["train", "o2p", "--preset", "big"], "train o2p: error: argument --preset: invalid choice: 'big'"),
         (["train", "o2p", "--engine.max-epohcs", "3"], "max-epohcs"),

@@ -52,31 +52,26 @@ _KEPT = "stopped. The results so far are kept; rerun the command for the rest."
 
 #: Command name, one or two words → implementation.
 COMMANDS: dict[str, Command] = {
-    "demo": Command(
-        "matbackprop.vision.training.demo", "Train both systems on generated images in a minute.", "DemoConfig"
-    ),
-    "train o2p": Command(_TRAIN, "Train a region classifier (DeepO2P).", parse="parse"),
-    "train contours": Command(_TRAIN, "Train a contour network for segmentation (ContourNet).", parse="parse"),
+    "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
+    "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
+    "serve": Command("matbackprop.cli.serve", "Serve a local web page to segment photographs.", extra="serve"),
+    "train contours": Command(_TRAIN, "Train a contour network (ContourNet).", parse="parse"),
     "train ncuts": Command(_TRAIN, "Train a network for normalized cuts (DeepNCuts).", parse="parse"),
+    "train o2p": Command(_TRAIN, "Train a region classifier (DeepO2P).", parse="parse"),
     "evaluate segmentations": Command(_EVALUATE, "Score segmentations against human maps.", extra="metrics"),
     "evaluate contours": Command(
         _EVALUATE, "Score contour maps against human maps.", "ContourMapsConfig", "contours", extra="metrics"
     ),
     "evaluate run": Command("matbackprop.cli.evaluate_run", "Compute the validation metrics of a trained run."),
-    "segment": Command("matbackprop.cli.segment", "Segment photographs.", stopped=_KEPT),
-    "classify": Command("matbackprop.cli.classify", "Classify images or their regions."),
-    "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "report": Command("matbackprop.cli.report", "Write the report of a run, or compare several runs."),
-    "serve": Command("matbackprop.cli.serve", "Serve a local web page to segment photographs.", extra="serve"),
-    "doctor": Command("matbackprop.cli.doctor", "Report the installation and check the gradients.", parse="parse"),
+    "export": Command("matbackprop.cli.export", "Write a trained network as an ONNX file.", extra="onnx"),
     "data check": Command(_DATA, "Verify a data set and list bad files.", "Check", "check"),
     "data download": Command(_DATA, "Download a data set or weights.", "Download", "download"),
+    "doctor": Command("matbackprop.cli.doctor", "Report the installation and check the gradients.", parse="parse"),
+    "demo": Command("matbackprop.vision.training.demo", "Train both systems on synthetic images.", "DemoConfig"),
 }
 
 _MEMORY = re.compile("can't allocate memory|not enough memory|out of memory")  # torch errors
-
-#: First words of the commands of two words.
-GROUPS = tuple(dict.fromkeys(name.split()[0] for name in COMMANDS if " " in name))
 
 
 def main(
@@ -149,10 +144,7 @@ def _message(error: BaseException, command: Command | None) -> str | None:
 
 
 def _dispatch(words: list[str], commands: Mapping[str, Command], prog: str, *, quiet: bool, as_json: bool) -> int:
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(overview(commands=commands, prog=prog))
-        return 0
-    if words[0] in ("-V", "--version"):
+    if words and words[0] in ("-V", "--version"):
         from matbackprop import __version__
 
         print(f"matbackprop {__version__}")
@@ -160,13 +152,13 @@ def _dispatch(words: list[str], commands: Mapping[str, Command], prog: str, *, q
     name = _name(words, commands)
     if name is not None:
         return run(name, words[len(name.split()) :], commands, prog, quiet=quiet, as_json=as_json)
-    group = words[0] if commands is COMMANDS and words[0] in GROUPS else None
-    if group and (len(words) == 1 or words[1] in ("-h", "--help")):
-        print(overview(group))
+    group = {name: command for name, command in commands.items() if name.split()[0] in words[:1]}
+    rest, known = words[len(group) > 0 :], group or commands
+    if not rest or rest[0] in ("-h", "--help", "help"):
+        print(overview(known, prog))
         return 0
-    unknown = " ".join(words[:2]) if group else words[0]
-    known = [n for n in commands if group is None or n.split()[0] == group]
-    near = difflib.get_close_matches(unknown, [*known, *GROUPS], n=1)
+    unknown = " ".join(words[: 2 if group else 1])
+    near = difflib.get_close_matches(unknown, [*known, *(name.split()[0] for name in known)], n=1)
     hint = f"Did you mean {near[0]!r}?" if near else f"Commands: {', '.join(known)}."
     print(f"{prog}: error: Unknown command {unknown!r}. {hint}", file=sys.stderr)
     return 2
@@ -219,28 +211,30 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
 
     if shutil.get_terminal_size().columns < 40:
         os.environ["COLUMNS"] = "40"  # the help of tyro hangs in very narrow terminals
-    text = inspect.cleandoc(description or kind.__doc__ or "")
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    paragraphs = inspect.cleandoc(description or kind.__doc__ or "").split("\n\n")
     paragraphs.append("Options of every command: --quiet (errors only), --json (print one JSON document) and --debug.")
-    return tyro.cli(kind, args=list(arguments), prog=prog, description="\n\n".join(paragraphs))
+    # The indent also prevents tyro from joining the lines.
+    wrap = textwrap.TextWrapper(shutil.get_terminal_size().columns, initial_indent=" ", subsequent_indent=" ").fill
+    text = "\n".join(map(wrap, paragraphs))
+    return tyro.cli(kind, args=list(arguments), prog=prog, description=text)
 
 
-def overview(group: str | None = None, commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop") -> str:
-    """Return the help text that lists all commands, or the commands of a group."""
-    names = [n for n in commands if group is None or n.split()[0] == group]
-    width = max(map(len, names)) + 2
-    lines = [f"usage: {prog}{f' {group}' if group else ''} COMMAND [OPTIONS]", "", "commands:"]
-    for n in names:
-        hang = " " * (width + 2)
-        lines += textwrap.wrap(commands[n].summary, 76, initial_indent=f"  {n:<{width}}", subsequent_indent=hang)
-    return (
-        "\n".join(lines)
-        + f"""
-
-{prog} COMMAND --help        options of a command
-{prog} --version             version
-options of every command:
---quiet                           print errors only
---json                            print one JSON document instead of text
---debug (or MATBACKPROP_DEBUG=1)  print the traceback of an error"""
+def overview(commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop") -> str:
+    """Return the help text that lists commands."""
+    width = max(map(len, commands)) + 2
+    return "\n".join(
+        [
+            f"usage: {prog} COMMAND [OPTIONS]",
+            "",
+            "commands:",
+            *(f"  {name:<{width}}{command.summary}" for name, command in commands.items()),
+            "",
+            f"{prog} COMMAND --help        options of a command",
+            f"{prog} --version             version",
+            "",
+            "options of every command:",
+            "  --quiet                           print errors only",
+            "  --json                            print one JSON document instead of text",
+            "  --debug (or MATBACKPROP_DEBUG=1)  print the traceback of an error",
+        ]
     )

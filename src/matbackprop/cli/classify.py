@@ -24,7 +24,9 @@ class Config:
     """
 
     #: Images, folders of images, or patterns such as 'holiday/*.jpg'.
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(required)")
+    ]
     #: box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder
     #: of 'matbackprop train o2p', or owner/name on the Hugging Face hub.
     model: str = "box"

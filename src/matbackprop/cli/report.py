@@ -19,7 +19,9 @@ from matbackprop.vision.training.run_folder import RunFolder
 class Config:
     """Write report.html into run folders, and compare the final metrics of several runs."""
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]  #: Run folders.
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...", help_behavior_hint="(required)")
+    ]  #: Run folders.
 
 
 def main(config: Config) -> dict[str, Any]:

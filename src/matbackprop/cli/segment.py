@@ -16,6 +16,7 @@ import tyro
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.pictures import find_pictures
 from matbackprop.vision.files import atomic_write, counted, printable
+from matbackprop.vision.inference.export import Format, merge_coco, output_files
 from matbackprop.vision.progress import track
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ class Config:
 
     #: Images, folders of images, or patterns such as 'holiday/*.jpg'. Images of more than 8 bits are rescaled by their
     #: range.
-    images: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...")]
+    images: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE ...", help_behavior_hint="(required)")
+    ]
     out: Path = Path("segments")  #: Folder for the results.
     overwrite: bool = False  #: Replace existing results; by default they are kept.
     #: box: the contour network in the package. box/small: a faster, less accurate one. none: the gradient of the image
@@ -51,7 +54,7 @@ class Config:
     #: Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy as
     #: an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for all
     #: images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG.
-    format: tuple[Literal["png", "npz", "coco", "svg", "labelme", "ucm2", "contours"], ...] = ("png", "npz", "ucm2")
+    format: tuple[Format, ...] = ("png", "npz", "ucm2")
     #: Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only the
     #: first frame is segmented.
     frames: int | None = None
@@ -85,8 +88,10 @@ def main(config: Config) -> dict[str, Any]:
 
     if config.k is not None and config.k < 1:
         raise ConfigurationError(f"--k must be at least 1, got {config.k}.")
-    if config.threshold is not None and (config.k is not None or not 0 <= config.threshold <= 1):
-        raise ConfigurationError("--threshold must be from 0 to 1, and cannot be combined with --k.")
+    if config.threshold is not None and not 0 <= config.threshold <= 1:
+        raise ConfigurationError(f"--threshold must be from 0 to 1, got {config.threshold}.")
+    if config.threshold is not None and config.k is not None:
+        raise ConfigurationError("--threshold cannot be combined with --k. Remove one.")
     paths = find_pictures(config.images)
     device = choose_device(config.device)
     batched = config.model != "none" and config.frames is None
@@ -95,17 +100,15 @@ def main(config: Config) -> dict[str, Any]:
 
 
 def _segment(config: Config, paths: list[Path], device: torch.device, pool: Workers) -> dict[str, Any]:
-    from matbackprop.vision.inference.export import merge_coco, output_files
     from matbackprop.vision.inference.image_sets import segment_files
     from matbackprop.vision.inference.loading import load_segmenter
     from matbackprop.vision.inference.segmenting import check_options
     from matbackprop.vision.models.contours import ContourNet
 
     model: Any = None if config.model == "none" else load_segmenter(config.model, device.type)
-    averaged: dict[str, Any] = {"scales": config.scales, "mirror": config.mirror}
-    ks, formats = check_options(model, config.ks, config.side, **averaged), config.format
-    clusters = not isinstance(model, ContourNet | None)
-    if clusters:
+    options: dict[str, Any] = {"side": config.side, "scales": config.scales, "mirror": config.mirror}
+    ks, formats = check_options(model, config.ks, **options), config.format
+    if not isinstance(model, ContourNet | None):
         formats = tuple(name for name in formats if name not in ("ucm2", "contours"))  # clusters are not nested
         ks = ks if config.k is None else tuple(sorted({*ks, config.k}))
     save = partial(_save, config, formats)
@@ -115,18 +118,16 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
     keep = not (config.overwrite or config.frames)
     kept = {job for job in jobs if keep and all(file.exists() for file in outputs[job].values())}
     left = [job for job in jobs if job not in kept]
-    if config.frames is not None or clusters:
-        results = _one_by_one(left, model, ks, save, config)
+    if config.frames is not None:
+        results = _segment_frames(left, model, save, ks=ks, every=config.frames, **options)
     else:
-        results = segment_files(left, model, save, ks=ks, side=config.side, pool=pool, **averaged)
-    entries, skipped = _print_results(track(results, "Segmenting images", len(left)))
+        results = segment_files(left, model, save, ks=ks, pool=pool, **options)
+    entries, skipped = _print_results(track(results, "Segmenting images", len(left)), len(paths))
     if "coco" in formats and len(entries) + len(kept) > 1:
         files = {Path(entry["coco"]) for entry in entries} | {outputs[job]["coco"] for job in kept}
         atomic_write(config.out / "coco.json", json.dumps(merge_coco(sorted(files))))
     if kept:
         print(f"matbackprop: kept results of {counted(len(kept), 'image')}. Use --overwrite to redo.", file=sys.stderr)
-    if skipped:
-        print(f"matbackprop: {len(skipped)} of {len(paths)} images skipped.", file=sys.stderr)
     order = {path.as_posix(): number for number, path in enumerate(paths)}
     kind = "image" if config.frames is None else "frame"
     return {
@@ -143,10 +144,13 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
 _Results = Iterable[tuple[Path, dict[str, Any] | DataError]]
 
 
-def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
-    entries, skipped = [], []
+def _print_results(results: _Results, images: int) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    entries: list[dict[str, Any]] = []
+    skipped: list[dict[str, str]] = []
     for path, entry in results:
         if isinstance(entry, DataError):
+            if images == 1 and not entries:
+                raise entry
             skipped.append({"image": path.as_posix(), "reason": str(entry)})
             print(f"matbackprop: skipped: {printable(str(entry))}", file=sys.stderr)
             continue
@@ -154,21 +158,17 @@ def _print_results(results: _Results) -> tuple[list[dict[str, Any]], list[dict[s
         words = filter(None, [counted(entry["shown"], "region"), entry["note"], f"{entry['seconds']:.2f} s"])
         file = entry.get("overlay", list(entry.values())[-1])
         print(printable(f"{path}: {', '.join(words)} → {file}"))
+    if skipped:
+        print(f"matbackprop: {len(skipped)} of {counted(images, 'image')} skipped.", file=sys.stderr)
     return entries, skipped
 
 
-def _one_by_one(
-    jobs: Iterable[tuple[Path, str]], model: Any, ks: tuple[int, ...], save: Callable[..., Any], config: Config
-) -> _Results:
-    from matbackprop.vision.inference import segment_frames, segment_photograph
+def _segment_frames(jobs: Iterable[tuple[Path, str]], model: Any, save: Callable[..., Any], **options: Any) -> _Results:
+    from matbackprop.vision.inference import segment_frames
 
-    options: dict[str, Any] = {name: getattr(config, name) for name in ("side", "scales", "mirror")}
     for path, stem in jobs:
         try:
-            if config.frames is None:
-                yield path, save(segment_photograph(path, model, ks, **options), stem)
-                continue
-            for one in segment_frames(path, model, ks, every=config.frames, **options):
+            for one in segment_frames(path, model, **options):
                 yield path, save(one, stem + Path(one.name).stem.removeprefix(path.stem))
         except DataError as error:
             yield path, error

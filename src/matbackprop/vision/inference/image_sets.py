@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,6 +24,9 @@ from matbackprop.vision.inference.segmenting import (
 from matbackprop.vision.inference.segments import Segments, divide_and_finish
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.workers import Workers, import_modules, read_ahead
+
+if TYPE_CHECKING:
+    from matbackprop.vision.inference.loading import Segmenter
 
 T = TypeVar("T")
 _READERS = 4
@@ -41,7 +44,7 @@ def start_workers(device: torch.device, images: int) -> Workers:
 
 def segment_files(
     jobs: Sequence[tuple[Path, str]],
-    model: ContourNet | None,
+    model: Segmenter | None,
     finish: Callable[[Segments, str], T],
     *,
     ks: Sequence[int] | None = None,
@@ -54,13 +57,12 @@ def segment_files(
     """Segment files in parallel. Only a few images are in memory at a time.
 
     Without a pool, threads segment one image at a time each. To save memory, a network runs in one thread per two
-    processors, with about 200 MB per thread. With a pool, for a network on a GPU, threads
-    read images, the network processes batches of equal size, and worker processes build the regions and call
-    ``finish``.
+    processors, with about 200 MB per thread. With a pool, for a contour network on a GPU, threads read images, the
+    network processes batches of images of equal size, and worker processes build the regions and call ``finish``.
 
     Args:
         jobs: paths of images, each with a name for its results.
-        model: a contour network on its device, or None for image gradients, which need no pool.
+        model: a network on its device, or None for image gradients.
         finish: function of a result and its name, for example to write the result; picklable if there is a pool.
         ks: numbers of regions in exports.
         side: maximum length of the longer side; larger images are reduced.
@@ -74,7 +76,7 @@ def segment_files(
     options: dict[str, Any] = {"side": side, "scales": scales, "mirror": mirror}
     numbers = check_options(model, ks, **options)
     threading.Thread(target=import_modules, args=(MODULES,), daemon=True).start()  # while the network runs
-    if pool is not None and pool.count and model is not None:
+    if pool is not None and pool.count and isinstance(model, ContourNet):
         yield from _in_batches(jobs, model, finish, numbers, pool, batch_size, **options)
         return
 

@@ -43,7 +43,7 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     """
     kind, model = _load(source)
     if kind == "RegionClassifier":
-        raise WeightsError(f"{source} is a classifier. Train a segmenter with 'matbackprop train contours'.")
+        raise WeightsError(f"{source} is a classifier. Use box, or a model of 'matbackprop train contours'.")
     layout = torch.channels_last if kind == "ContourNet" else model.backbone.memory_format
     return model.to(choose_device(device), memory_format=layout)  # type: ignore[no-any-return]
 
@@ -61,7 +61,7 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     """
     kind, model = _load(f"{BOX}/classifier" if source == BOX else source)
     if kind != "RegionClassifier":
-        raise WeightsError(f"{source} is a segmenter. Train a classifier with 'matbackprop train o2p'.")
+        raise WeightsError(f"{source} is a segmenter. Use box, or a model of 'matbackprop train o2p'.")
     return model.to(choose_device(device))  # type: ignore[no-any-return]
 
 

@@ -96,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=64)
     except (OSError, UnicodeError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise ConfigurationError(
             f"The page cannot listen on {host}, port {port}: {reason}. Choose another --host or --port (0: any)."
         ) from error
