@@ -137,7 +137,7 @@ def test_an_image_of_another_size_than_the_annotations_say_is_reported(coco, tmp
 
 def test_files_without_usable_regions_and_with_ambiguous_categories_are_rejected(coco, tmp_path):
     with pytest.raises(DataError, match="has no usable region"):
-        cr.cache_regions(*coco([]), tmp_path / "cache")
+        cr.cache_regions(*coco([]), tmp_path / "cache", side=20)
     with pytest.raises(DataError, match="category 3 is listed twice"):
         read_coco(*coco([], categories=[(3, "cat"), (3, "dog")]))
 

@@ -46,7 +46,7 @@ def build(**options):
 @pytest.mark.parametrize(
     ("options", "cropped", "placed"),
     [
-        (MODEL, {}, (227, "mask")),
+        (MODEL, {"side": 200}, (227, "mask")),
         (
             {"head": "fc", "average": True, "canvas": 99, "side": 90, "background": "keep", "margin": 0.3},
             {"side": 90, "margin": 0.3},

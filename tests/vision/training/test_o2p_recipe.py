@@ -179,7 +179,3 @@ def test_presets_build_on_any_data(config, preset):
     with torch.device("meta"):
         module, _ = build(merge(dataclasses.replace(big, data=data), {"model.weights": "none"}))
     assert module.model.poolings()["pool5"].width == 256
-
-
-def test_default_sizes_are_those_of_the_cropped_regions():
-    assert (RegionDataConfig().side, RegionDataConfig().canvas) == (coco_regions.SIDE, coco_regions.CANVAS)

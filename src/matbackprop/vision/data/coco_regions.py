@@ -33,15 +33,13 @@ from matbackprop.vision.workers import parallel_map
 
 _log = logging.getLogger(__name__)
 
-SIDE = 200
-CANVAS = 227
 _ROW = np.dtype(
     [("size", np.int64, 2), ("label", np.int64), ("area", np.float64), ("image", np.int64), ("annotation", np.int64)]
 )  # columns of the table in a cache
 
 
 def crop_region(
-    image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int = SIDE, margin: float = 0.0
+    image: np.ndarray, mask: np.ndarray, window: tuple[slice, slice], *, side: int, margin: float = 0.0
 ) -> NDArray[np.uint8]:
     """Crop a window of an RGB image (h, w, 3) and its mask (h, w), and resize it to a longest side of ``side``.
 
@@ -135,7 +133,7 @@ def _crop_all(images: list[ImageRegions], side: int, margin: float) -> Iterator[
 
 
 def cache_regions(
-    annotations: str | Path, images: str | Path, folder: str | Path, *, side: int = SIDE, margin: float = 0.0
+    annotations: str | Path, images: str | Path, folder: str | Path, *, side: int, margin: float = 0.0
 ) -> Regions:
     """Crop all regions in parallel, or open the cache ``folder/regions-<hash>`` if it exists.
 
@@ -216,7 +214,7 @@ def place_regions(
     sizes: Tensor,
     placement: Tensor,
     *,
-    canvas: int = CANVAS,
+    canvas: int,
     background: Background = "keep",
 ) -> tuple[Tensor, Tensor]:
     """Place regions on the canvas, flip, mask and normalize them, on their device.

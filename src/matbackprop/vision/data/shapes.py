@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from matbackprop.errors import needs
 from matbackprop.vision.segmentation import connected_components
 
 #: Classes of objects. Outline, hue and texture depend on the class.
@@ -26,14 +25,10 @@ SIZE = (96, 128)  #: Default height and width.
 
 
 class RegionsSample(NamedTuple):
-    """Image (3, h, w) with objects.
-
-    Visible parts (n, h, w), boxes (n, 4) as x, y, width and height, and indices (n,) into :data:`CLASSES`.
-    """
+    """Image (3, h, w) with objects: their visible parts (n, h, w) and indices (n,) into :data:`CLASSES`."""
 
     image: Tensor
     masks: Tensor
-    boxes: Tensor
     labels: Tensor
 
 
@@ -63,13 +58,10 @@ def draw_regions(index: int, *, seed: int = 0) -> RegionsSample:
         labels.append(label)
     image += draw.normal(0, 0.02, image.shape)
     # Objects with fewer than 24 visible pixels are dropped.
-    visible = [i for i in range(len(labels)) if (owner == i + 1).sum() >= 24]
-    masks = np.stack([owner == i + 1 for i in visible])
+    visible = [number for number in range(1, len(labels) + 1) if (owner == number).sum() >= 24]
+    masks = np.stack([owner == number for number in visible])
     return RegionsSample(
-        _to_bytes(image),
-        torch.from_numpy(masks),
-        torch.tensor([_box(mask) for mask in masks], dtype=torch.float32),
-        torch.tensor([labels[i] for i in visible], dtype=torch.int64),
+        _to_bytes(image), torch.from_numpy(masks), torch.tensor([labels[number - 1] for number in visible])
     )
 
 
@@ -141,15 +133,10 @@ def _to_bytes(image: np.ndarray) -> Tensor:
     return torch.from_numpy((image.clip(0, 1) * 255).round().astype(np.uint8).transpose(2, 0, 1).copy())
 
 
-def _box(mask: np.ndarray) -> tuple[int, int, int, int]:
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    return int(columns[0]), int(rows[0]), int(columns[-1] - columns[0] + 1), int(rows[-1] - rows[0] + 1)
-
-
 def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0) -> Path:
     """Write images of :func:`draw_regions` as a COCO data set with run-length encoded masks, and return its folder."""
-    with needs("writing COCO masks needs pycocotools", "'matbackprop[train]'"):
-        from pycocotools import mask as coco
+    from pycocotools import mask as coco
+
     folder = Path(folder)
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
     categories = [{"id": i + 1, "name": name, "supercategory": "shape"} for i, name in enumerate(CLASSES)]
@@ -163,14 +150,14 @@ def write_shapes_coco(folder: str | Path, *, train: int, val: int, seed: int = 0
             name = f"{identity:012d}.png"
             _write_image(folder / "images" / split / name, sample.image)
             images.append({"id": identity, "file_name": name, "height": SIZE[0], "width": SIZE[1]})
-            for mask, box, label in zip(sample.masks, sample.boxes, sample.labels, strict=True):
+            for mask, label in zip(sample.masks, sample.labels, strict=True):
                 code = coco.encode(np.asfortranarray(mask.numpy().astype(np.uint8)))
                 annotations.append(
                     {
                         "id": number * 10_000_000 + len(annotations) + 1,
                         "image_id": identity,
                         "category_id": int(label) + 1,
-                        "bbox": box.tolist(),
+                        "bbox": coco.toBbox(code).tolist(),
                         "area": int(mask.sum()),
                         "iscrowd": 0,
                         "segmentation": {"size": list(SIZE), "counts": code["counts"].decode("ascii")},
@@ -202,7 +189,7 @@ def write_shapes_bsds(folder: str | Path, *, train: int, val: int, seed: int = 0
 
 
 def _write_image(path: Path, image: Tensor) -> None:
-    with needs("writing images needs Pillow", "'matbackprop[metrics]'"):
-        from PIL import Image
+    from PIL import Image
+
     options: dict[str, Any] = {"quality": 97, "subsampling": 0} if path.suffix == ".jpg" else {}
     Image.fromarray(image.permute(1, 2, 0).numpy()).save(path, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import skimage.data
 from pydantic import Field
 
 from matbackprop.vision.configuration import Count, Natural, configuration, merge
@@ -37,7 +38,9 @@ def main(config: DemoConfig) -> dict[str, Any]:
     regions = _train(config, "o2p", config.images)
     cuts = _train(config, "ncuts", config.images // 2)
     photographs = config.run / "photographs.png"
-    _segment_photographs(photographs)
+    segmented = [segment(getattr(skimage.data, name)(), device="cpu") for name in _PHOTOGRAPHS]
+    pictures: list[list[Any]] = [[one.pixels, one.labels(4), one.labels()] for one in segmented]
+    segmentation_grid(["Photograph", "four regions", "default number of regions"], pictures, photographs, width=8.5)
     results = {"error": _validated(regions, "val/error"), "objective": _validated(cuts, "val/objective")}
     rows: list[list[Any]] = [
         ["Classification of regions through second-order pooling", "error (%)", *results["error"].values()],
@@ -55,7 +58,6 @@ def main(config: DemoConfig) -> dict[str, Any]:
 
 
 def _train(config: DemoConfig, name: str, images: int) -> RunFolder:
-    """Train the smallest preset of a recipe."""
     engine = {"run": str(config.run / name), "seed": config.seed, "max_epochs": config.epochs, "overwrite": True}
     engine |= {"accelerator": "cpu", "tensorboard": False}
     fields = {"engine": engine, "data.generate": images, "data.cache": str(config.run / "cache")}
@@ -65,11 +67,3 @@ def _train(config: DemoConfig, name: str, images: int) -> RunFolder:
 def _validated(run: RunFolder, name: str) -> dict[str, float]:
     values = [row[name] for row in run.read_metrics() if name in row]
     return {"first": values[0], "last": values[-1]}
-
-
-def _segment_photographs(path: Path) -> None:
-    import skimage.data
-
-    segmented = [segment(getattr(skimage.data, name)(), device="cpu") for name in _PHOTOGRAPHS]
-    rows: list[list[Any]] = [[one.pixels, one.labels(4), one.labels()] for one in segmented]
-    segmentation_grid(["Photograph", "four regions", "default number of regions"], rows, path, width=8.5)
