@@ -68,7 +68,7 @@ def test_matrices_that_do_not_fit_into_shared_memory(kernels, limit, monkeypatch
     for name in ("ReLU features", "indefinite"):
         a = hard_spectra(45)[name]
         check(a, *solve(kernels, a))
-    assert tridiagonal.Plan(45).resident(limit - tridiagonal.Plan(45).shared_bytes(64, 1), 1) == (36 if limit else 0)
+    assert tridiagonal.Plan(45).resident(limit - tridiagonal.Plan(45).shared_bytes(1), 1) == (36 if limit else 0)
 
 
 @pytest.mark.slow
@@ -149,7 +149,7 @@ def test_the_tridiagonal_matrix_and_its_reflections(kernels):
 def test_shared_memory_fits_a_block():
     for n, limit in ((512, 163 * 1024), (1024, 227 * 1024)):  # an A100's and an H200's
         plan = tridiagonal.Plan(n)
-        assert plan.shared_bytes(plan.threads, 1) <= limit
+        assert plan.shared_bytes(1) <= limit
 
 
 def test_unconverged_secular_equations_become_nan():

@@ -72,9 +72,9 @@ class Plan(NamedTuple):
         """Threads of the reduction, one or more per row."""
         return 512 if self.n <= 512 else 1024
 
-    def shared_bytes(self, threads: int, cluster: int) -> int:
+    def shared_bytes(self, cluster: int) -> int:
         """Shared memory that the reduction needs, as laid out in the source."""
-        return 16 * (self.width * self.n + threads + self.width + 2) + 8 * ((1 + 2 * cluster) * self.n + 33)
+        return 16 * (self.width * self.n + self.threads + self.width + 2) + 8 * ((1 + 2 * cluster) * self.n + 33)
 
     def resident(self, spare: int, cluster: int) -> int:
         """Rows of the last part of a matrix that its blocks keep in ``spare`` bytes each; 0 for less than half."""
@@ -93,7 +93,7 @@ def _clusters(device: torch.device, plan: Plan) -> list[int]:
     """Numbers of thread blocks that may share a matrix."""
     limit = compiler.shared_limit(torch.cuda.current_device() if device.index is None else device.index)
     known = (1, 2, 4, 8) if compiler.capability(device) >= (9, 0) else (1,)
-    return [c for c in known if plan.shared_bytes(plan.threads, c) <= limit]
+    return [c for c in known if plan.shared_bytes(c) <= limit]
 
 
 def _cluster(device: torch.device, batch: int, plan: Plan) -> int:
@@ -126,7 +126,7 @@ def reduce(a: Tensor, kernels: Module, cluster: int = 1) -> Tridiagonal:
         scale=a.new_empty(batch),
         reflectors=a.new_zeros(batch, plan.blocks, n, _BLOCK),
     )
-    needed = plan.shared_bytes(plan.threads, cluster)
+    needed = plan.shared_bytes(cluster)
     resident = plan.resident(kernels.shared_limit - needed, cluster)
     tensors = (a, work, bands, out.reflectors, out.leaves, out.couplings, out.scale)
     sizes = (n, plan.ld, plan.width, resident, plan.blocks, plan.leaf, plan.parts)

@@ -84,7 +84,7 @@ class Operation(Function):
     widen: ClassVar[bool] = True
     """Whether to run derivatives in float64 if they may be differentiated again."""
     adjoint: ClassVar[Callable[..., Any]]
-    _with_tangent: ClassVar[type[Function]]
+    with_tangent: ClassVar[type[Function]]
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: Any) -> Sequence[Any]:
@@ -92,7 +92,7 @@ class Operation(Function):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "jvp" in vars(cls):  # the class defined below
+        if "jvp" in vars(cls):  # the variant with forward mode
             return
         keep_signature(cls.forward)
         adjoint = cls.adjoint  # every operation has one
@@ -102,43 +102,44 @@ class Operation(Function):
             tensors, ctx.state = _split(cls.save(inputs, output))
             ctx.save_for_backward(*tensors)
 
-        def restore(ctx: Any) -> Any:
-            tensors = iter(ctx.saved_tensors)
-            return _mapped(lambda v: next(tensors) if v is ... else v, ctx.state)
-
         def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
             needed = ctx.needs_input_grad
             if all(g is None for g in gradients):
                 return (None,) * len(needed)
-            out = _derivative(adjoint, cls.widen, restore(ctx), gradients, needed)
+            out = _derivative(adjoint, cls.widen, _restored(ctx), gradients, needed)
             return (*out, *(None,) * (len(needed) - len(out)))
 
         cls.setup_context = staticmethod(setup_context)  # type: ignore[method-assign,assignment]
         cls.backward = staticmethod(backward)  # type: ignore[method-assign]
-        cls._with_tangent = cls
-        if not hasattr(cls, "tangent"):
-            return
+        cls.with_tangent = _with_tangent(cls) if hasattr(cls, "tangent") else cls
 
-        class WithTangent(cls):  # type: ignore[misc,valid-type]
-            """Variant with forward mode. It is separate because torch.compile rejects Functions with a jvp."""
 
-            @staticmethod
-            def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-                setup_context(ctx, inputs, output)
-                ctx.save_for_forward(*_split(cls.save(inputs, output))[0])
+def _restored(ctx: Any) -> Any:
+    tensors = iter(ctx.saved_tensors)
+    return _mapped(lambda v: next(tensors) if v is ... else v, ctx.state)
 
-            @staticmethod
-            def jvp(ctx: Any, *directions: Tensor | None) -> Any:
-                if cls.forward_twice and jvp_nesting() > 1:
-                    raise OrderError(
-                        f"Forward mode over forward mode is not supported through {cls.forward_twice}. Use "
-                        f"torch.func.hessian (forward over reverse), or jacrev for the inner derivative."
-                    )
-                out = _derivative(cls.tangent, cls.widen, restore(ctx), directions)  # type: ignore[attr-defined]
-                return out if len(out) > 1 else out[0]
 
-        WithTangent.__name__ = WithTangent.__qualname__ = cls.__name__ + "WithTangent"
-        cls._with_tangent = WithTangent
+def _with_tangent(operation: Any) -> type[Function]:
+    """The variant with forward mode. It is separate because torch.compile rejects Functions with a jvp."""
+
+    class WithTangent(operation):  # type: ignore[misc]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            operation.setup_context(ctx, inputs, output)
+            ctx.save_for_forward(*_split(operation.save(inputs, output))[0])
+
+        @staticmethod
+        def jvp(ctx: Any, *directions: Tensor | None) -> Any:
+            if operation.forward_twice and jvp_nesting() > 1:
+                raise OrderError(
+                    f"Forward mode over forward mode is not supported through {operation.forward_twice}. Use "
+                    f"torch.func.hessian (forward over reverse), or jacrev for the inner derivative."
+                )
+            out = _derivative(operation.tangent, operation.widen, _restored(ctx), directions)
+            return out if len(out) > 1 else out[0]
+
+    WithTangent.__name__ = WithTangent.__qualname__ = operation.__name__ + "WithTangent"
+    return WithTangent
 
 
 @outside_old_graphs
@@ -148,7 +149,7 @@ def apply(operation: type[Operation], *inputs: Any) -> Any:
         if transformed():  # torch.compile loses tangents and second derivatives of Functions there
             return torch.compiler.disable(apply)(operation, *inputs)  # a graph break
         return operation.apply(*inputs)
-    return apply_eagerly(operation, operation._with_tangent, *inputs)
+    return apply_eagerly(operation, operation.with_tangent, *inputs)
 
 
 class _Product(Operation):

@@ -123,7 +123,7 @@ def _thin_svd(x: Tensor, fine: bool) -> Factors:
     if fine or not (x.is_cpu and is_plain(x)):
         u, s, vh = _gram_svd(x.mH if tall else x, fine)
     else:
-        short, values, q, accurate = _gram_eigh(x)
+        short, values, q, accurate = _eigh_of_short_side(x)
         if not accurate:
             u, s, vh = _gram_svd(short, fine, q)
         else:
@@ -135,7 +135,7 @@ def _thin_svd(x: Tensor, fine: bool) -> Factors:
     return (vh.mH.contiguous(), s, u.mH.contiguous()) if tall else (u, s, vh)  # forward mode takes no views as outputs
 
 
-def _gram_eigh(x: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
+def _eigh_of_short_side(x: Tensor) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return X with the short side first, the eigenvalues, descending, and eigenvectors of its Gram matrix.
 
     Also return whether they have float32 digits.
@@ -150,7 +150,7 @@ def batched_polar(x: Tensor, *, fine: bool) -> Factors:
     """Q of X = QP with m ≥ n, and the eigenvalues, descending, and eigenvectors of P; not differentiable."""
     x = x.detach()
     if _route(x, False, fine) == "gram" and x.is_cpu and is_plain(x) and x.shape[-2] > x.shape[-1]:
-        short, values, v, accurate = _gram_eigh(x)
+        short, values, v, accurate = _eigh_of_short_side(x)
         if accurate:
             s = values.sqrt_()
             inverse = (v / s.unsqueeze(-2)) @ v.mH
