@@ -1,4 +1,4 @@
-"""Watershed, region graphs, merging by contour strength, levels."""
+"""Watershed, region graphs, merging by contour strength, levels, contour maps and edits."""
 
 import itertools
 
@@ -6,14 +6,18 @@ import numpy as np
 import pytest
 from scipy.ndimage import gaussian_filter
 
-from helpers.label_maps import voronoi
+from helpers.label_maps import same_partition, voronoi
 from matbackprop.errors import ConfigurationError, ShapeError
+from matbackprop.vision.data.label_files import ucm_to_segmentations
 from matbackprop.vision.segmentation import (
     Hierarchy,
     border_strengths,
+    contour_map,
     merge_contours,
     region_graph,
     region_means,
+    split_region,
+    unite_region,
     watershed_regions,
 )
 from matbackprop.vision.segmentation.hierarchy import SMALL, SMOOTHING, merge_graph
@@ -151,3 +155,74 @@ def test_specks_are_merged_before_large_regions_with_weaker_borders():
     tree = merge_contours(regions, contours)
     assert tree.merges[0].tolist() == [0, 2] and tree.heights[0] < 0.9 * 4 / 6
     assert tree.heights[1] == pytest.approx(0.6, rel=1e-3)
+
+
+def test_every_threshold_of_a_contour_map_gives_a_level():
+    regions = cells(30, 44, 40)
+    graph = region_graph(regions)
+    tree = merge_graph(graph, np.random.default_rng(0).random(len(graph.edges)))
+    segmentations = ucm_to_segmentations(contour_map(regions, tree), 99)
+    numbers = [tree.regions_at(threshold) for threshold in np.arange(1, 100) / 100]
+    assert len(set(numbers)) > 10
+    for labels, level in zip(segmentations, tree.levels(numbers), strict=True):
+        assert same_partition(labels, level[regions])
+
+
+def test_a_contour_map_pixel_by_pixel():
+    hierarchy = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.2, 0.6]))
+    drawn = contour_map([[0, 1], [2, 1]], hierarchy)
+    assert drawn.tolist() == [
+        [0.0, 0.0, 0.2, 0.0, 0.0],
+        [0.0, 0.0, 0.2, 0.0, 0.0],
+        [0.6, 0.6, 0.6, 0.0, 0.0],
+        [0.0, 0.0, 0.6, 0.0, 0.0],
+        [0.0, 0.0, 0.6, 0.0, 0.0],
+    ]
+
+
+def test_one_region_has_no_contour():
+    hierarchy = Hierarchy(1, np.empty((0, 2), int), np.empty(0))
+    assert not contour_map(np.zeros((2, 3), int), hierarchy).any()
+
+
+def test_regions_of_a_contour_map_must_fit_the_hierarchy():
+    hierarchy = Hierarchy(3, np.array([[0, 1], [0, 2]]), np.array([0.2, 0.6]))
+    with pytest.raises(ShapeError, match="3 leaves of the hierarchy, got 2"):
+        contour_map([[0, 1]], hierarchy)
+
+
+@pytest.fixture(scope="module")
+def tree():
+    graph = region_graph(cells(40, 60, 50))
+    return merge_graph(graph, np.random.default_rng(0).random(len(graph.edges)))
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 9])
+def test_dividing_the_region_that_was_merged_last_is_the_next_level(tree, k):
+    coarse, fine = tree.levels([k, k + 1])
+    divided = next(r for r in range(k) if len(np.unique(fine[coarse == r])) == 2)
+    assert same_partition(split_region(tree, coarse, divided), fine)
+
+
+@pytest.mark.parametrize("k", [2, 5, 9])
+def test_uniting_one_of_the_next_pair_is_the_level_before(tree, k):
+    coarse, fine = tree.levels([k - 1, k])
+    pair = next(np.unique(fine[coarse == r]) for r in range(k - 1) if len(np.unique(fine[coarse == r])) == 2)
+    for region in pair:
+        assert same_partition(unite_region(tree, fine, int(region)), coarse)
+
+
+def test_any_region_can_be_divided_and_united_again(tree):
+    (labels,) = tree.levels([6])
+    for region in range(6):
+        split = split_region(tree, labels, region)
+        if (labels == region).sum() > 1:
+            assert split.max() == 6 and all(len(np.unique(labels[split == r])) == 1 for r in range(7))
+            part = int(split[labels == region][0])
+            assert same_partition(unite_region(tree, split, part), labels)
+
+
+def test_one_region_cannot_be_united_and_the_finest_not_divided(tree):
+    one, most = tree.levels([1, tree.count])
+    assert same_partition(unite_region(tree, one, 0), one)
+    assert same_partition(split_region(tree, most, 3), most)

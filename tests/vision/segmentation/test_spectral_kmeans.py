@@ -4,6 +4,7 @@ import pytest
 import torch
 from sklearn.cluster import KMeans as Oracle
 
+from helpers.label_maps import same_partition
 from matbackprop.errors import ShapeError
 from matbackprop.vision.segmentation import ncut_embedding, weighted_kmeans
 
@@ -13,11 +14,6 @@ def blobs(n=60, k=4, e=3, seed=0):
     centers = 10 * torch.rand(k, e, generator=generator)
     labels = torch.arange(n) % k
     return centers[labels] + 0.1 * torch.randn(n, e, generator=generator), labels
-
-
-def same_partition(a, b):
-    pairs = torch.stack([a, b]).unique(dim=1)
-    return pairs.shape[1] == len(a.unique()) == len(b.unique())
 
 
 def test_distortion_is_the_distance_of_projectors():

@@ -87,9 +87,8 @@ def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[n
     """
     lab = as_label_map(labels)
     ids = np.unique(lab)
-    index = (
-        np.searchsorted(ids, lab) if ids[-1] - ids[0] >= len(ids) else lab - ids[0]
-    )  # a search is needed only if there are gaps
+    gaps = ids[-1] - ids[0] >= len(ids)
+    index = np.searchsorted(ids, lab) if gaps else lab - ids[0]
     if image is not None:
         rgb = as_rgb(image)
         check_size("the label map", lab.shape, "the image", rgb.shape[:2])

@@ -41,11 +41,12 @@ def load_segmenter(source: str | Path = BOX, device: str = "auto") -> Segmenter:
     Raises:
         WeightsError: the model does not exist or is not a segmenter.
     """
-    kind, model = _load(source)
+    model: Any = load_model(source)
+    kind = type(model).__name__
     if kind == "RegionClassifier":
         raise WeightsError(f"{source} is a classifier. Use box, or a model of 'matbackprop train contours'.")
     layout = torch.channels_last if kind == "ContourNet" else model.backbone.memory_format
-    return model.to(choose_device(device), memory_format=layout)  # type: ignore[no-any-return]
+    return model.to(choose_device(device), memory_format=layout)
 
 
 def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionClassifier:
@@ -59,10 +60,10 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     Raises:
         WeightsError: the model does not exist or is not a classifier.
     """
-    kind, model = _load(f"{BOX}/classifier" if source == BOX else source)
-    if kind != "RegionClassifier":
+    model: Any = load_model(f"{BOX}/classifier" if source == BOX else source)
+    if type(model).__name__ != "RegionClassifier":
         raise WeightsError(f"{source} is a segmenter. Use box, or a model of 'matbackprop train o2p'.")
-    return model.to(choose_device(device))  # type: ignore[no-any-return]
+    return model.to(choose_device(device))
 
 
 def load_model(source: str | Path) -> Segmenter | RegionClassifier:
@@ -75,17 +76,12 @@ def load_model(source: str | Path) -> Segmenter | RegionClassifier:
     Raises:
         WeightsError: the model does not exist.
     """
-    return _load(source)[1]  # type: ignore[no-any-return]
-
-
-def _load(source: str | Path) -> tuple[str, Any]:
-    """Return the name of the class of a saved model, and the model."""
     folder = model_folder(source)
     kind = pretrained_config(folder)["class"]
     if kind not in _MODULES:
         raise WeightsError(f"{folder / CONFIG} has the unknown class {shorten(kind)!r}. Choose another model.")
     module = import_module(f"matbackprop.vision.models.{_MODULES[kind]}")
-    return kind, getattr(module, kind).from_pretrained(folder)
+    return getattr(module, kind).from_pretrained(folder)  # type: ignore[no-any-return]
 
 
 def model_folder(source: str | Path) -> Path:

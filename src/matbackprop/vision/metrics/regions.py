@@ -74,9 +74,7 @@ def compact_labels(labels: ArrayLike, name: str = "the label map") -> tuple[NDAr
     array = as_label_map(labels, name)
     low, high = int(array.min()), int(array.max())
     if high - low <= 4 * array.size + 1024:  # a table look-up is about twenty times faster than sorting
-        shifted = array.astype(np.int64) - array.min().astype(
-            np.int64
-        )  # also correct for uint64, since both wrap around
+        shifted = array.astype(np.int64) - array.min().astype(np.int64)  # both wrap around if uint64
         present = np.bincount(shifted.ravel()) > 0
         table = np.cumsum(present) - 1
         return table[shifted], int(table[-1]) + 1

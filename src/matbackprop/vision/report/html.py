@@ -105,13 +105,10 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 def _headlines(summary: Mapping[str, Any]) -> dict[str, float]:
     """Return the best score, then other measures, then other numbers."""
     numbers = {k: v for k, v in summary.items() if is_number(v)}
-    best = (
-        {f"best {summary['best_metric']}": numbers.pop("best")}
-        if "best" in numbers and "best_metric" in summary
-        else {}
-    )
-    measures_first = dict(sorted(numbers.items(), key=lambda item: "/" not in item[0]))
-    return dict(list((best | measures_first).items())[:_HEADLINES])
+    if "best" in numbers and "best_metric" in summary:
+        numbers = {f"best {summary['best_metric']}": numbers.pop("best"), **numbers}
+    first = sorted(numbers.items(), key=lambda item: (not item[0].startswith("best "), "/" not in item[0]))
+    return dict(first[:_HEADLINES])
 
 
 def _facts(starts: Sequence[Mapping[str, Any]], metrics: Sequence[Mapping[str, Any]]) -> Iterator[str]:
