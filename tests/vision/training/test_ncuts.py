@@ -12,14 +12,14 @@ from matbackprop.vision.data.bsds import BSDSSample, prepare_image
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import (
     RECIPES,
-    ImageDataConfig,
     NCutsConfig,
+    NCutsDataConfig,
     NCutsModelConfig,
     ObjectiveConfig,
 )
 from matbackprop.vision.training.engine import run_recipe
 from matbackprop.vision.training.ncuts import (
-    ImagesBatch,
+    NCutsBatch,
     NCutsData,
     NCutsModule,
     PreparedSource,
@@ -84,19 +84,19 @@ def test_batches_of_different_shapes_are_padded():
 
 
 def test_flip_moves_labels_along():
-    batch = PreparedSource(prepared(8), ImageDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
+    batch = PreparedSource(prepared(8), NCutsDataConfig(flip=True), 0).fetch(torch.arange(8), 0)
     assert batch.flip.any() and not batch.flip.all()
     image, grid = (
         torch.stack([x.flip(-1) if f else x for x, f in zip(part, batch.flip, strict=True)]) for part in batch[:2]
     )
-    by_hand = ImagesBatch(image, grid, batch.num_labels)
+    by_hand = NCutsBatch(image, grid, batch.num_labels)
     out, expected = augment(batch), augment(by_hand)
     assert torch.equal(out.grid, expected.grid)
     torch.testing.assert_close(out.image, expected.image)
 
 
 def test_colors_are_drawn_from_seed_and_epoch():
-    source = PreparedSource(prepared(2), ImageDataConfig(jitter=0.3), 0)
+    source = PreparedSource(prepared(2), NCutsDataConfig(jitter=0.3), 0)
     batch, again, other = (source.fetch(torch.arange(2), epoch) for epoch in (0, 0, 1))
     image = augment(batch).image
     assert image.min() >= 0 and image.max() <= 1

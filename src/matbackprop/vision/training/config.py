@@ -289,7 +289,7 @@ class SegmentedDataConfig(DatasetConfig):
 
 
 @configuration
-class ImageDataConfig(SegmentedDataConfig):
+class NCutsDataConfig(SegmentedDataConfig):
     """Images and their augmentation."""
 
     #: tuning: hold out every fifth training image for validation. final: train on all images.
@@ -321,7 +321,7 @@ class NCutsConfig:
     """Configuration of the recipe ``ncuts``."""
 
     engine: EngineConfig = field(default_factory=EngineConfig)
-    data: ImageDataConfig = field(default_factory=ImageDataConfig)
+    data: NCutsDataConfig = field(default_factory=NCutsDataConfig)
     model: NCutsModelConfig = field(default_factory=NCutsModelConfig)
     train: ObjectiveConfig = field(default_factory=ObjectiveConfig)
 
@@ -348,7 +348,7 @@ def _soft(variant: str, *, epochs: int = 12, backbone_rate: float = 2e-5) -> NCu
     """Extended recipe: soft objective, AdamW with a one-cycle schedule, batches of eight, augmentation."""
     return NCutsConfig(
         engine=EngineConfig(max_epochs=epochs, precision="bf16-mixed", log_every=10),
-        data=ImageDataConfig(batch_size=8, jitter=0.2),
+        data=NCutsDataConfig(batch_size=8, jitter=0.2),
         model=NCutsModelConfig(variant=variant, space="soft"),  # type: ignore[arg-type]
         train=ObjectiveConfig(backbone_rate=backbone_rate, decay=1e-2, objective="soft"),
     )

@@ -56,7 +56,6 @@ class Training:
         self.check_every = 1 if alone else engine.guard_every  # reading flags from a GPU synchronizes
 
         seed_all(engine.seed)
-        system.processes = fabric.world_size
         self.train_loader = data.train_loader().share(fabric.global_rank, fabric.world_size)
         loader = data.validation_loader()
         self.validation_loader = loader and loader.share(fabric.global_rank, fabric.world_size)
@@ -186,7 +185,7 @@ class Training:
 
     def _write_metrics(self, rate: float) -> None:
         """Write a line of metrics. All processes must call this method."""
-        numbers = self.system.means.flush(self.device if self.fabric.world_size > 1 else None)
+        numbers = self.system.means.flush(self.device)
         self._note = f", loss {numbers['train/loss']:.4g}"
         (then, started), self._timer = self._timer, (self.step, time.perf_counter())
         if self.step > then:
@@ -333,8 +332,9 @@ def validate(system: System, data: Data, loader: EpochLoader, engine: EngineConf
                 batch = data.on_device(batch, device, training=False)
                 with autocast(engine, device):
                     system.validation_step(batch)
-            numbers = system.means.flush(device if system.processes > 1 else None)
-            return numbers | {name: float(value) for name, value in system.validation_end(data).items()}
+            return system.means.flush(device) | {
+                name: float(value) for name, value in system.validation_end(data).items()
+            }
     finally:
         system.train(training)
         set_random_state(before)

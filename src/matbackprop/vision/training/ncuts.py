@@ -18,7 +18,7 @@ from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
 from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
-from matbackprop.vision.training.config import ImageDataConfig, NCutsConfig
+from matbackprop.vision.training.config import NCutsConfig, NCutsDataConfig
 from matbackprop.vision.training.loading import EpochLoader, generator_for
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
@@ -26,7 +26,7 @@ from matbackprop.vision.training.system import Data, System, adamw
 
 
 def split_images(
-    images: Sequence[PreparedImage], config: ImageDataConfig
+    images: Sequence[PreparedImage], config: NCutsDataConfig
 ) -> tuple[list[PreparedImage], list[PreparedImage]]:
     """Return the training and validation images of the configured split."""
     held_out = tuning_split([image.id for image in images], config.fold)[1] if config.split == "tuning" else []
@@ -35,7 +35,7 @@ def split_images(
     return training[: config.limit], validation[: config.limit]
 
 
-class ImagesBatch(NamedTuple):
+class NCutsBatch(NamedTuple):
     """Batch of images with label maps, padded to one size."""
 
     image: Tensor  #: (b, 3, h, w), uint8; floating point in [0, 1] after :func:`augment`
@@ -48,23 +48,23 @@ class ImagesBatch(NamedTuple):
 class PreparedSource:
     """Batches of prepared images with the random numbers of their augmentation; ``config`` is None for evaluation."""
 
-    def __init__(self, images: Sequence[PreparedImage], config: ImageDataConfig | None, seed: int) -> None:
+    def __init__(self, images: Sequence[PreparedImage], config: NCutsDataConfig | None, seed: int) -> None:
         self.images, self.config, self.seed = images, config, seed
         self.num_labels = 1 + max((int(image.grid.max()) for image in images), default=0)
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def fetch(self, indices: Tensor, epoch: int) -> ImagesBatch:
+    def fetch(self, indices: Tensor, epoch: int) -> NCutsBatch:
         items = [self.images[int(i)] for i in indices]
         multiple = 1 if len({i.image.shape for i in items}) == 1 else 16
         image, grid = pad_stack([i.image for i in items], 0, multiple), pad_stack([i.grid for i in items], -1).long()
         if self.config is None:
-            return ImagesBatch(image, grid, self.num_labels)
+            return NCutsBatch(image, grid, self.num_labels)
         draws = torch.stack([torch.rand(4, generator=generator_for(self.seed, epoch, int(i))) for i in indices])
         flip = draws[:, 0] < (0.5 if self.config.flip else 0.0)
         factors = 1 + self.config.jitter * (2 * draws[:, 1:] - 1) if self.config.jitter else None
-        return ImagesBatch(image, grid, self.num_labels, flip, factors)
+        return NCutsBatch(image, grid, self.num_labels, flip, factors)
 
 
 class ShapeLoader(EpochLoader):
@@ -84,7 +84,7 @@ class ShapeLoader(EpochLoader):
         return torch.cat([order[: whole * size].view(whole, size)[chunks].reshape(-1), order[whole * size :]])
 
 
-def augment(batch: ImagesBatch) -> ImagesBatch:
+def augment(batch: NCutsBatch) -> NCutsBatch:
     """Flip images and labels, change colors and convert to floating point, on the device of the batch."""
     image, grid = batch.image.float() / 255, batch.grid
     if batch.flip is not None:
@@ -96,7 +96,7 @@ def augment(batch: ImagesBatch) -> ImagesBatch:
         image = ((image - mean) * contrast + mean) * brightness
         gray = image.mean(1, keepdim=True)
         image = ((image - gray) * saturation + gray).clamp(0, 1)
-    return ImagesBatch(image, grid, batch.num_labels)
+    return NCutsBatch(image, grid, batch.num_labels)
 
 
 class NCutsData(Data):
@@ -117,7 +117,7 @@ class NCutsData(Data):
             return None
         return EpochLoader(PreparedSource(self.validation, None, 0), 1, shuffle=False)
 
-    def on_device(self, batch: Any, device: torch.device, *, training: bool) -> ImagesBatch:
+    def on_device(self, batch: Any, device: torch.device, *, training: bool) -> NCutsBatch:
         return augment(super().on_device(batch, device, training=training))
 
 
@@ -133,7 +133,7 @@ class NCutsModule(System):
         if self.device.type == "cuda":
             self.model.to(memory_format=self.model.backbone.memory_format)  # type: ignore[call-overload]
 
-    def loss(self, batch: ImagesBatch) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: NCutsBatch) -> tuple[Tensor, Tensor]:
         """Return the mean objective of a batch, and the rows of F (b, m, d)."""
         features = self.model(batch.image).float()
         height, width = features.shape[1:3]
@@ -149,7 +149,7 @@ class NCutsModule(System):
             value = normalized_cut_j2(f, labels, num_labels=number)
         return value.mean(), f
 
-    def training_step(self, batch: ImagesBatch) -> Tensor:
+    def training_step(self, batch: NCutsBatch) -> Tensor:
         """Return the mean objective, and record rank, spectrum and gradient every ``log_every`` steps."""
         total, f = self.loss(batch)
         self.record("train/objective", total)
@@ -174,7 +174,7 @@ class NCutsModule(System):
             "eigen_min": values[..., 0].mean(),
         }
 
-    def validation_step(self, batch: ImagesBatch) -> None:
+    def validation_step(self, batch: NCutsBatch) -> None:
         total, _ = self.loss(batch)
         for name in ("loss", "objective"):
             self.record(f"val/{name}", total, len(batch.image))

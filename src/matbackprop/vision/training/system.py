@@ -28,15 +28,14 @@ class Means:
         pair = torch.stack([value * weight, torch.full_like(value, weight)])
         self.sums[name] = pair + self.sums[name].to(pair.device) if name in self.sums else pair
 
-    def flush(self, reduce_on: torch.device | None = None) -> dict[str, float]:
-        """Return the means and reset them; ``reduce_on`` is the device of the sum over all processes."""
+    def flush(self, device: torch.device) -> dict[str, float]:
+        """Return the means over all processes, computed on ``device``, and reset them."""
         sums, self.sums = self.sums, {}
         if not sums:
             return {}
-        device = reduce_on or next((pair.device for pair in sums.values() if pair.is_cuda), torch.device("cpu"))
         names = sorted(sums)  # the same in every process
         table = torch.stack([sums[name].to(device) for name in names])
-        if reduce_on is not None:
+        if torch.distributed.is_initialized():
             torch.distributed.all_reduce(table)
         return {name: s / w if w else float("nan") for name, (s, w) in zip(names, table.tolist(), strict=True)}
 
@@ -44,13 +43,12 @@ class Means:
 class System(nn.Module, ABC):
     """Base class of a network with its loss, metrics and optimizer.
 
-    The engine sets ``step``, the number of completed optimizer steps, and ``processes``.
+    The engine sets ``step``, the number of completed optimizer steps.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.step = 0
-        self.processes = 1
         self.means = Means()
 
     @property
