@@ -32,7 +32,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 Constant = str | int | float
 
-# Constants that the launchers share with the headers (``*.cuh``).
+# Constants that the launchers share with the sources.
 TYPES = {torch.float32: "float", torch.float64: "double", torch.float16: "float", torch.bfloat16: "float"}
 
 MAX_WARPS = 24  # per block of the Jacobi solver, so that each thread has 80 registers
@@ -56,12 +56,8 @@ CONSTANTS: dict[str, Constant] = {
     "SEPARATED": SEPARATED,
     "OVERLAP": OVERLAP[False],
     "NOISE": NOISE,
+    "REAL_IS_DOUBLE": 1,
 }
-
-
-def tile(rows: int) -> int:
-    """Return the size of CHUNK columns of a matrix in the layout of ``rows.cuh``."""
-    return CHUNK * (rows + rows % 2 + 2)
 
 
 # Newest first: CUDA 13 and CUDA 12 name their libraries differently.
@@ -268,16 +264,10 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 
 
 class Source:
-    """A kernel file of this folder, with the constants that Python and the kernels share.
+    """A kernel file of this folder, compiled with CONSTANTS and further definitions."""
 
-    Args:
-        file: name of the file.
-        shared: definitions that its headers need.
-        **constants: further definitions.
-    """
-
-    def __init__(self, file: str, shared: Mapping[str, Constant] | None = None, **constants: Constant) -> None:
-        self.file, self.constants = file, {**(shared or {}), **constants}
+    def __init__(self, file: str, **constants: Constant) -> None:
+        self.file, self.constants = file, CONSTANTS | constants
         self._modules: dict[tuple[object, ...], Module] = {}
 
     def text(self) -> str:

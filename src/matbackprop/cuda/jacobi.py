@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matbackprop.cuda.compiler import CONSTANTS, MAX_WARPS, Source
+from matbackprop.cuda.compiler import CHUNK, MAX_WARPS, Source
 
 MAX_ORDER = 64  # one warp computes the angles of all pairs at once
 _MAX_VECTOR_WARPS = 8  # enough to be as fast as the warps that rotate the matrix
 _ENTRIES_PER_WARP = 400  # of the eigenvectors, if the kernel does nothing else: then more matrices run at once
 _WARP = 32
-SOURCE = Source("jacobi.cu", CONSTANTS)
-SEPARATE = Source("separate.cu", CONSTANTS, REAL_IS_DOUBLE=1)
+SOURCE = Source("jacobi.cu")
+SEPARATE = Source("separate.cu")
 
 
 @dataclass(frozen=True)
@@ -44,29 +44,28 @@ class Sizes:
         return _WARP * (matrix_warps + min(MAX_WARPS - matrix_warps, _MAX_VECTOR_WARPS, vector_warps))
 
     @property
-    def rotations(self) -> int:
-        """Two sweeps of rotations."""
-        return 2 * (self.players - 1) * self.players
-
-    @property
-    def matrix(self) -> int:
-        """The matrix, with rows padded against bank conflicts."""
-        return self.players * (self.players | 1)
-
-    @property
     def vectors(self) -> int:
         """Eigenvectors, with rows padded against bank conflicts."""
         return max(self.n * ((self.players + 7) // 16 * 16 + 8), self.threads)
 
-    def shared_bytes(self, itemsize: int, *, tile: int = 0) -> int:
-        """Shared memory for all of these, the eigenvalues and their order.
+    @property
+    def tile(self) -> int:
+        """CHUNK columns of a matrix of n rows, as in ``rows.cuh``."""
+        return CHUNK * (self.players + 2)
 
-        Args:
-            itemsize: bytes of a number.
-            tile: smallest size of the memory of rotations and matrix, and of that of the eigenvectors, in numbers.
+    def shared_bytes(self, itemsize: int, tile: int = 0) -> int:
+        """Shared memory for two sweeps of rotations and the matrix, the eigenvectors, and the eigenvalues in order.
+
+        ``tile`` is the smallest size of the first two parts, in numbers of ``itemsize`` bytes.
         """
-        numbers = max(self.rotations + self.matrix, tile) + max(self.vectors, tile) + self.players
+        matrix = 2 * (self.players - 1) * self.players + self.players * (self.players | 1)
+        numbers = max(matrix, tile) + max(self.vectors, tile) + self.players
         return numbers * itemsize + 4 * self.players
+
+    @property
+    def gram_bytes(self) -> int:
+        """Shared memory of ``GramMemory`` in ``rows.cuh``."""
+        return self.shared_bytes(8, self.tile)
 
 
 def solve(a: Tensor) -> tuple[Tensor, Tensor]:

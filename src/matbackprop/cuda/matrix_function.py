@@ -15,7 +15,6 @@ from torch import Tensor
 
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import (
-    CONSTANTS,
     DEPTH,
     FUNCTIONS,
     LDT,
@@ -30,7 +29,7 @@ from matbackprop.cuda.fallback import kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
-SOURCE = Source("matrix_function.cu", CONSTANTS, REAL_IS_DOUBLE=1, THIN=0)
+SOURCE = Source("matrix_function.cu", THIN=0)
 
 
 def takes(a: Tensor, function: SpectralFunction) -> bool:

@@ -19,7 +19,6 @@ from torch import Tensor
 from matbackprop._torch import is_plain
 from matbackprop.cuda import jacobi
 from matbackprop.cuda.compiler import (
-    CONSTANTS,
     POOL_FUNCTIONS,
     PRODUCT_THREADS,
     TENSOR_CORES,
@@ -28,14 +27,13 @@ from matbackprop.cuda.compiler import (
     Module,
     Source,
     shared_limit,
-    tile,
 )
 from matbackprop.cuda.fallback import call_kernels, kernels_may_take
 from matbackprop.divided_differences import SpectralFunction
 
 _REAL_BYTES = 8
 _MAX_ROWS = 4096  # limit for one block per matrix if m ≥ d
-SOURCES = {thin: Source("pool.cu", CONSTANTS, REAL_IS_DOUBLE=1, THIN=int(thin)) for thin in (True, False)}
+SOURCES = {thin: Source("pool.cu", THIN=int(thin)) for thin in (True, False)}
 """The kernels, for m < d and for m ≥ d."""
 
 _STRIP = 16  # columns per block of the prologue, so that rows of R fill cache lines
@@ -58,7 +56,7 @@ class Factors(NamedTuple):
 def _block(n: int) -> tuple[int, int]:
     """Threads and bytes of shared memory of a block of the eigensolver."""
     sizes = jacobi.Sizes(n)
-    return sizes.threads, sizes.shared_bytes(_REAL_BYTES, tile=tile(n))
+    return sizes.threads, sizes.gram_bytes
 
 
 def takes(f: Tensor, eps: float | Tensor, function: SpectralFunction) -> bool:

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from matbackprop.cuda import jacobi
-from matbackprop.cuda.compiler import CONSTANTS, TYPES, Module, Source, tile
+from matbackprop.cuda.compiler import TYPES, Module, Source
 from matbackprop.cuda.fallback import kernels_may_take
-from matbackprop.refinement import NOISE, ORTHOGONAL
+from matbackprop.refinement import ORTHOGONAL
 
 _ADJOINT_THREADS = 256
 _MAX_ENTRIES = jacobi.MAX_ORDER**2 // _ADJOINT_THREADS  # of a k×k matrix that a thread holds
-SOURCE = Source("svd.cu", CONSTANTS, REAL_IS_DOUBLE=1, MAX_ENTRIES=_MAX_ENTRIES)
+SOURCE = Source("svd.cu", MAX_ENTRIES=_MAX_ENTRIES)
 
 MAX_TINY = 16  # entries of a matrix that a single thread holds
 TINY_THREADS = 128
-TINY = Source("tiny.cu", NOISE=NOISE, ORTHOGONAL=ORTHOGONAL)
+TINY = Source("tiny.cu", ORTHOGONAL=ORTHOGONAL)
 
 _LONG, _MANY = 2048, 128  # a longer side occupies too little of a GPU in one block per matrix, unless there are many
 
@@ -73,10 +73,9 @@ def factor(x: Tensor, limit: float) -> tuple[Factors, Factors]:
     scratch = u.new_empty(count * k * (long + k))
     rotated = scratch.data_ptr() + 8 * count * k * long
     sizes = jacobi.Sizes(k)
-    shared = sizes.shared_bytes(8, tile=tile(k))
     kernels = _on(x, x.dtype)
     addresses = (x.data_ptr(), scratch.data_ptr(), rotated, *results)
-    kernels.launch("svd_factor", (count,), sizes.threads, shared, (*addresses, limit, k, long, tall))
+    kernels.launch("svd_factor", (count,), sizes.threads, sizes.gram_bytes, (*addresses, limit, k, long, tall))
     return factors, rounded
 
 
@@ -107,7 +106,7 @@ def adjoint(
     out = u.new_empty((*u.shape[:-1], n), dtype=dtype)
     addresses = tuple(0 if t is None else t.data_ptr() for t in (q, s, v, g_q, g_s, g_v, out, flag))
     threads = _ADJOINT_THREADS if k > 8 or k * long > 512 else 64
-    shared = 8 * (2 * tile(k) + 3 * k * (k | 1) + 2 * k + 4 * threads) + 4 * k
+    shared = 8 * (2 * jacobi.Sizes(k).tile + 3 * k * (k | 1) + 2 * k + 4 * threads) + 4 * k
     kernels = _on(u, dtype)
     arguments = (*addresses, tolerance, broadening, gauge, k, long, tall)
     kernels.launch("svd_adjoint", (s.numel() // k,), threads, shared, arguments)

@@ -37,6 +37,9 @@ def matrix_clamp(
     Returns:
         Symmetric matrices ``(*batch, n, n)`` in the dtype of ``a``.
 
+    Raises:
+        DomainError: ``least`` is not finite, or the entries of ``a`` are too large or too small.
+
     Gradient:
         U(Γ∘(UᵀGU))Uᵀ with Γᵢⱼ = 1 if both eigenvalues are above t, 0 if neither is, and (λᵢ − t)/(λᵢ − λⱼ) if only λᵢ
         is. First and second order, exact at repeated eigenvalues. At λ = t it is the derivative from below.

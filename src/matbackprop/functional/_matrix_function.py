@@ -188,6 +188,12 @@ def matrix_functions(
     Returns:
         Tuple of symmetric matrices ``(*batch, n, n)``, one for each function.
 
+    Raises:
+        DomainError: an eigenvalue is outside the domain of a function, or a result overflows.
+
+    Gradient:
+        As in `matrix_function`, for each result.
+
     Example:
         >>> import torch, matbackprop
         >>> root, inverse = matbackprop.matrix_functions(torch.eye(2) * 4, ["sqrt", "inv_sqrt"])
@@ -279,6 +285,12 @@ def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``.
 
+    Raises:
+        DomainError: an eigenvalue is not positive.
+
+    Gradient:
+        As in `matrix_function`.
+
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_log(torch.eye(2) * 2).diagonal()
@@ -297,8 +309,11 @@ def matrix_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dtype 
     Returns:
         ``(*batch, n, n)``, positive semidefinite.
 
+    Raises:
+        DomainError: an eigenvalue is negative.
+
     Gradient:
-        Infinite at an eigenvalue of zero, where backward raises DomainError.
+        As in `matrix_function`. Infinite at an eigenvalue of zero, where backward raises DomainError.
 
     Example:
         >>> import torch, matbackprop
@@ -318,6 +333,12 @@ def matrix_inv_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dt
     Returns:
         ``(*batch, n, n)``.
 
+    Raises:
+        DomainError: an eigenvalue is not positive.
+
+    Gradient:
+        As in `matrix_function`.
+
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_inv_sqrt(torch.eye(2) * 4).diagonal()
@@ -336,6 +357,12 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Returns:
         ``(*batch, n, n)``, positive definite.
 
+    Raises:
+        DomainError: the result overflows.
+
+    Gradient:
+        As in `matrix_function`.
+
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_exp(torch.zeros(2, 2)).diagonal()
@@ -353,6 +380,12 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
 
     Returns:
         ``(*batch, n, n)``.
+
+    Raises:
+        DomainError: an eigenvalue is zero.
+
+    Gradient:
+        As in `matrix_function`.
 
     Example:
         >>> import torch, matbackprop
@@ -375,6 +408,9 @@ def matrix_power(
 
     Returns:
         ``(*batch, n, n)``.
+
+    Raises:
+        DomainError: an eigenvalue is outside the domain, or the result overflows.
 
     Gradient:
         With respect to A by Γᵢⱼ = λⱼ^(p−1) expm1(p log1p(x))/x with x = (λᵢ−λⱼ)/λⱼ, and to p by U diag(λ^p log λ)Uᵀ.

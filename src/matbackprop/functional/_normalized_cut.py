@@ -303,6 +303,10 @@ def normalized_cut_j2(
         The objective of each image ``(*batch,)`` in the dtype of ``f``, between \|r − k\|/2 and (r + k)/2. A value
         below 1/2 implies r = k.
 
+    Raises:
+        LabelError: an image has no labels.
+        DomainError: a weight is negative, or ``rank_tol`` is out of range.
+
     Gradient:
         With A = N⁻¹SᵀC⁺, ∂J₂/∂F = −2(A[labels] − F C⁺SA) for variations that preserve the rank. r and k have no
         gradient. The gradient is zero at F = 0. Supports all orders, forward mode and vmap.

@@ -160,6 +160,10 @@ def normalized_cut_soft(
     Returns:
         The objective of each image ``(*batch,)`` in the dtype of ``f``. It does not depend on the scale of ``f``.
 
+    Raises:
+        LabelError: an image has no labels.
+        DomainError: a weight is negative, or the ridge is out of range.
+
     Gradient:
         With C = FᵀF, μ = λ tr(C)/d, P = (C + μI)⁻¹, T = SN⁻¹Sᵀ and Z = −P(CPC − T)P,
         ∂J/∂F = 2F(PCP + Z + (λ/d) tr(Z) I) − 2(N⁻¹SᵀP)[labels]. All orders. The gradient is zero at F = 0, where the

@@ -70,6 +70,9 @@ def rank_report(
     Returns:
         A :class:`RankReport` without gradients.
 
+    Raises:
+        LabelError, DomainError: as in :func:`~matbackprop.normalized_cut_j2`.
+
     Example:
         >>> import torch, matbackprop
         >>> labels = torch.tensor([0, 0, 1, 1, 2])

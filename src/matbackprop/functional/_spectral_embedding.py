@@ -79,14 +79,13 @@ def spectral_embedding(
         check_weight(weight, f)
     with autocast_off(f.device.type):
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=(weight,))
-        dtype = x.dtype
-        w = torch.ones_like(x[..., 0]) if weight is None else valid_weight(weight, dtype, check_values)
+        w = torch.ones_like(x[..., 0]) if weight is None else valid_weight(weight, x.dtype, check_values)
         degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
         bad = negative_degrees(degree, check_values, w)
-        positive = degree > 0
+        positive = (degree > 0).unsqueeze(-1)
         # divided, because the derivative of degree ** −½ underflows for large features
-        scaled = x * positive.unsqueeze(-1) / torch.where(positive, degree, 1).sqrt().unsqueeze(-1)
-        tol = gram_tolerance(f.dtype, dtype, d, rank_tol)
+        scaled = x * positive / torch.where(positive, degree.unsqueeze(-1), 1).sqrt()
+        tol = gram_tolerance(f.dtype, x.dtype, d, rank_tol)
 
         def lost(values: Tensor) -> Tensor:
             return ill_determined(values[..., -k:], is_double(f.dtype), tol=tol)
@@ -94,7 +93,7 @@ def spectral_embedding(
         small = weight is None and m <= d
         if small:  # U as eigenvectors of M, because FVβ^(−½) loses digits of second derivatives
             values, rows, vectors = row_eigh(scaled.mT, None, lost, ties=ties, check=check)
-            rows = rows * positive.unsqueeze(-1)
+            rows = rows * positive
         else:
             counts = None if weight is None else w
             values, vectors, rows = row_eigh(scaled, counts, lost, ties=ties, check=check)
