@@ -32,10 +32,10 @@ from matbackprop.nn._operators import ProjectRotation as ProjectRotation
 from matbackprop.nn._operators import SpectralProjector as SpectralProjector
 from matbackprop.nn._operators import TopkEigh as TopkEigh
 from matbackprop.nn._operators import TopkSubspace as TopkSubspace
+from matbackprop.nn._replace_pool import replace_pool as replace_pool
 from matbackprop.nn._second_order_head import SecondOrderHead as SecondOrderHead
-from matbackprop.nn._second_order_head import SecondOrderPool2d as SecondOrderPool2d
-from matbackprop.nn._second_order_head import replace_pool as replace_pool
 from matbackprop.nn._second_order_pool import SecondOrderPool as SecondOrderPool
+from matbackprop.nn._second_order_pool import SecondOrderPool2d as SecondOrderPool2d
 from matbackprop.nn._whitening import Whitening as Whitening
 
 __all__ = [name for name in dir() if not name.startswith("_")]

@@ -1,9 +1,10 @@
-"""Second-order pooling as a module."""
+"""Second-order pooling of rows and of feature maps."""
 
 from __future__ import annotations
 
+import inspect
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -88,3 +89,51 @@ class SecondOrderPool(Operator, of=second_order_pool, data=["f", "weight", "para
         more = {} if self.log_eps is None else {"eps": self.log_eps.exp()}
         pooled = self.call(f, weight=weight, **more)
         return vectorize_symmetric(pooled) if self.vectorize else pooled
+
+
+class SecondOrderPool2d(SecondOrderPool):
+    """Second-order pooling of feature maps; see :class:`SecondOrderPool`.
+
+    Args:
+        average: divide by the number of locations, or by the sum of the mask. The result is then independent of the
+            image size.
+        **options: those of :class:`SecondOrderPool`.
+
+    Shape:
+        ``(b, c, height, width)``, optionally with a mask ``(b, height, width)``, to ``(b, c, c)``, or ``(b, c(c+1)/2)``
+        with ``vectorize=True``.
+
+    Example:
+        >>> import torch
+        >>> from matbackprop.nn import SecondOrderPool2d
+        >>> SecondOrderPool2d(vectorize=True)(torch.ones(2, 4, 7, 7)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, *, average: bool = True, **options: Any) -> None:
+        super().__init__(**options)
+        self.average = average
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if x.ndim != 4 or (mask is not None and mask.shape != (x.shape[0], *x.shape[2:])):
+            raise ShapeError(
+                f"SecondOrderPool2d takes (b, c, height, width) and a mask (b, height, width), got {tuple(x.shape)}"
+                f"{'' if mask is None else f' and {tuple(mask.shape)}'}. For rows (b, m, d) use SecondOrderPool."
+            )
+        rows, weight = x.flatten(2).mT, None
+        if mask is not None:
+            weight = mask.flatten(1).to(x.dtype)
+            if self.average:
+                total = weight.sum(-1, keepdim=True)
+                weight = weight / torch.where(total == 0, 1, total)
+        elif self.average:
+            rows = rows * max(rows.shape[1], 1) ** -0.5
+        return super().forward(rows, weight)
+
+
+SecondOrderPool2d.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [
+        inspect.Parameter("average", inspect.Parameter.KEYWORD_ONLY, default=True),
+        *inspect.signature(SecondOrderPool).parameters.values(),
+    ]
+)
