@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from matbackprop.errors import DataError
+from matbackprop.errors import DataError, Problem
 
 _JSON = 1 << 24  # bytes; parsed JSON needs about twenty times as much memory
 _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
@@ -91,6 +91,11 @@ def show(value: Any, length: int = 60) -> str:
     except RecursionError:
         text = "a deeply nested list"
     return shorten(text, length)
+
+
+def as_problem(path: Path, error: DataError) -> Problem:
+    """Convert an error to the problem of a file, without the path at the start of its message."""
+    return Problem(path, str(error).removeprefix(str(path)).lstrip(": ").rstrip("."))
 
 
 def printable(text: str) -> str:

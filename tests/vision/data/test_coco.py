@@ -117,7 +117,7 @@ def test_a_file_of_another_kind_is_rejected_in_one_line(coco, text):
     with pytest.raises(DataError, match=r"instances_train\.json"):
         read_coco(*coco_files(root, "train"))
     problems = [str(p) for p in check_coco(root).problems]
-    assert any("instances_train.json: cannot be read" in p for p in problems)
+    assert any(p.count("instances_train.json") == 1 and "\n" not in p for p in problems)
 
 
 def test_compressed_run_lengths_are_decoded_as_pycocotools_does():

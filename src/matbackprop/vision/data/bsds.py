@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.data.label_files import index_label_files, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
+from matbackprop.vision.files import as_problem
 from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
 
@@ -142,12 +143,12 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
     try:
         pixels = torch.from_numpy(read_picture(image).pixels).permute(2, 0, 1).contiguous()
     except DataError as error:
-        problems.append(_problem(image, error))
+        problems.append(as_problem(image, error))
     for path in truth:
         try:
             read = _read_maps(path)
         except DataError as error:
-            problems.append(_problem(path, error))
+            problems.append(as_problem(path, error))
             continue
         for number, labels in enumerate(read, 1):
             if pixels is not None and labels.shape != pixels.shape[1:]:
@@ -158,10 +159,6 @@ def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSamp
             else:
                 maps.append(labels)
     return (None if pixels is None else BSDSSample(name, pixels, maps)), problems
-
-
-def _problem(path: Path, error: DataError) -> Problem:
-    return Problem(path, str(error).removeprefix(str(path)).lstrip(": "))
 
 
 FOLDS = 5  #: Number of folds of the training images for cross-validation.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.errors import DataError, Problem
-from matbackprop.vision.files import shorten
+from matbackprop.vision.files import as_problem, shorten
 from matbackprop.vision.progress import track
 
 
@@ -100,7 +100,7 @@ def check_coco(root: Path) -> CheckResult:
         try:
             categories[split] = _check_annotations(result, root, file, split)
         except DataError as error:
-            result.problems.append(Problem(file, f"cannot be read: {error}"))
+            result.problems.append(as_problem(file, error))
     if not categories:
         result.problems.append(Problem(root / "annotations", "contains no readable instances_*.json"))
     if any(c != next(iter(categories.values())) for c in categories.values()):
@@ -117,7 +117,7 @@ def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) 
         try:
             return open_regions(entry)
         except DataError as error:
-            return Problem(entry.path, str(error).removeprefix(f"{entry.path} ").rstrip("."))
+            return as_problem(entry.path, error)
 
     index = read_coco(file, coco_files(root, split)[1])
     result.counts[f"{split} images"] = len(index.images)

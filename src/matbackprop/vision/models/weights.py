@@ -121,28 +121,27 @@ class PretrainedMixin:
 
     hparams_dict: dict[str, Any]
 
-    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None, **notes: Any) -> Path:
+    def save_pretrained(self, folder: str | Path, *, dtype: torch.dtype | None = None) -> Path:
         """Write the model to a folder and return it.
 
         Args:
             folder: created if needed.
             dtype: dtype of floating-point weights in the file; None for no conversion. ``torch.int8`` quantizes large
                 weights (see :func:`in_eight_bits`).
-            notes: additional entries of ``config.json``.
         """
         from safetensors.torch import save
 
         assert isinstance(self, nn.Module)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict, **notes}
+        config = {"library": "matbackprop", "class": type(self).__name__, "arguments": self.hparams_dict}
         state = {k: v.detach().cpu() for k, v in self.state_dict().items()}
         if dtype == torch.int8:
             state = in_eight_bits(state)
         elif dtype is not None:
             state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state.items()}
         atomic_write(folder / WEIGHTS, save({k: v.contiguous().clone() for k, v in state.items()}, {"format": "pt"}))
-        atomic_write(folder / CARD, model_card(config))
+        atomic_write(folder / CARD, model_card(type(self).__name__, self.hparams_dict))
         atomic_write(folder / CONFIG, json.dumps(config, indent=2) + "\n")
         return folder
 
@@ -210,19 +209,31 @@ def pretrained_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def model_card(config: dict[str, Any]) -> str:
+def model_card(kind: str, arguments: Mapping[str, Any]) -> str:
     """Return the model card (README.md) of a saved model."""
-    notes = {k: v for k, v in config.items() if k not in ("library", "class", "arguments", "license")}
-    kind, use = config["class"], "classify" if config["class"] == "RegionClassifier" else "segment"
-    lines = ["---", "library_name: matbackprop", "tags: [pytorch, matbackprop]"]
-    lines += [f"license: {config['license']}"] if "license" in config else []
-    lines += ["---", "", f"# {kind}", "", "Use this folder, or its name on the hub, with matbackprop:", ""]
-    lines += ["```python", "import matbackprop", "", f'matbackprop.{use}("photo.jpg", model="owner/name")', "```", ""]
-    for title, content in (("Notes", notes), ("Arguments", config["arguments"])):
-        if content:
-            lines += [f"## {title}", "", "| name | value |", "| --- | --- |"]
-            lines += [f"| {k} | `{json.dumps(v, ensure_ascii=False)}` |" for k, v in content.items()] + [""]
-    return "\n".join(lines)
+    use = "classify" if kind == "RegionClassifier" else "segment"
+    rows = "\n".join(f"| {name} | `{json.dumps(value, ensure_ascii=False)}` |" for name, value in arguments.items())
+    return f"""---
+library_name: matbackprop
+tags: [pytorch, matbackprop]
+---
+
+# {kind}
+
+Use this folder, or its name on the hub, with matbackprop:
+
+```python
+import matbackprop
+
+matbackprop.{use}("photo.jpg", model="owner/name")
+```
+
+## Arguments
+
+| name | value |
+| --- | --- |
+{rows}
+"""
 
 
 def fetch_pretrained(source: str | Path) -> Path:
