@@ -42,18 +42,15 @@ def _milliseconds(x: float) -> str:
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}"
 
 
-def _time(record: Record, unit: str = "") -> str:
-    """Median, with the quartiles if there are several repeats."""
-    text = f"{_milliseconds(record.median_ms or 0.0)}{unit}"
+def _median(record: Record) -> str:
+    return _milliseconds(record.median_ms or 0.0)
+
+
+def _quartiles(record: Record) -> str:
+    """The quartiles, or nothing for a single call."""
     if record.low_ms is None or record.high_ms is None or record.repeats == 1:
-        return text
-    return f"{text} ({_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)})"
-
-
-def _time_with_spread(record: Record) -> str:
-    """The median, with the quartiles as a tooltip."""
-    median, _, spread = _time(record).partition(" ")
-    return f'<span title="{spread[1:-1]}">{median}</span>' if spread else median
+        return ""
+    return f"{_milliseconds(record.low_ms)}–{_milliseconds(record.high_ms)}"
 
 
 def _memory(record: Record) -> str:
@@ -67,7 +64,8 @@ def format_record(record: Record) -> str:
     elif record.error is not None:
         outcome = f"error {float(record.error):.1e}"
     else:
-        outcome = f"{_time(record, ' ms')}, {_memory(record)}"
+        quartiles = _quartiles(record)
+        outcome = f"{_median(record)} ms{quartiles and f' ({quartiles})'}, {_memory(record)}"
     return f"{record.suite:<15} {record.case:<49} {record.method:<36} {outcome}"
 
 
@@ -78,7 +76,9 @@ def _methods(records: Sequence[Record]) -> list[str]:
 def _cell(record: Record | None, best: bool) -> str:
     if record is None or record.status != "ok":
         return "" if record is None else record.status
-    text = _time_with_spread(record) if record.error is None else f"{float(record.error):.1e}"
+    text = _median(record) if record.error is None else f"{float(record.error):.1e}"
+    if quartiles := _quartiles(record):
+        text = f'<span title="{quartiles}">{text}</span>'
     text = f"**{text}**" if best else text
     return text if record.error is not None or record.peak_mb is None else f"{text}<br>{_memory(record)}"
 
