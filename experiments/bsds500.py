@@ -1,8 +1,9 @@
 """BSDS500 by the usual protocol: contours and regions of its test images, compared with published numbers.
 
 A recipe is trained on ``train`` and ``val`` (300 images). For every image of ``test``, the network
-writes a soft contour map (PNG, 16 bits) and an ultrametric contour map (``ucm2``), single-scale and
-multi-scale, which are scored by the evaluator. Test images are scored once per final model. Use
+writes a soft contour map (PNG, 16 bits) and an ultrametric contour map (``ucm2``), as by default,
+averaged over mirror images, and also averaged over scales. The evaluator scores these maps. Test
+images are scored once per final model. Use
 ``--images val`` for choices, which trains on ``train`` and scores ``val``. ``--model box`` scores a
 saved network instead.
 
@@ -70,7 +71,7 @@ class Config(ImagesConfig):
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds of each row."""
     scales: tuple[float, ...] = (0.75, 1.0, 1.4)
-    """Image sizes whose contours are averaged in the multi-scale rows. Both rows include mirror images."""
+    """Image sizes whose contours are averaged in the rows of several scales."""
     levels: int = 99
     """Thresholds at which contours and hierarchies are cut."""
 
@@ -80,6 +81,8 @@ class Config(ImagesConfig):
         return "train+val" if self.images == "test" else "final"
 
 
+PARTS = {"default": "one", "single": "one, mirror image", "multi": "several, mirror image"}
+"""Part of the runs → averaged contours."""
 SAVED = "saved"
 """Row of a saved network."""
 FIXED = range(2, 41)
@@ -154,10 +157,9 @@ class Bsds500:
         for seed in range(len(self.config.model)) if self.config.model else self.config.seeds:
             for row in self.chosen:
                 network = cache(lambda row=row, seed=seed: self.model(row, seed))  # trained if a part is missing
-                for scales in dict.fromkeys(((1.0,), self.config.scales)):
-                    name = "single" if len(scales) == 1 else "multi"
-                    work = partial(self.score, row, seed, name, scales, network)
-                    self.results.run(row, name, seed, self.provenance(row, seed, scales), work)
+                for part in PARTS:
+                    work = partial(self.score, row, seed, part, network)
+                    self.results.run(row, part, seed, self.provenance(row, seed, part), work)
         data = BSDS(self.config.root, self.config.images)
         provenance = {"configuration": {"method": HUMANS}, "data": self.data_hash(), "weights": "none", "device": "cpu"}
         with self.config.pool() as pool:
@@ -179,10 +181,16 @@ class Bsds500:
         """Hash of the training and the scored images."""
         return runs.data_hash(self.config.data.folder(), tuple(sorted({"train", "val", self.config.images})))
 
-    def provenance(self, row: str, seed: int, scales: Sequence[float]) -> dict[str, Any]:
+    def scales(self, part: str) -> Sequence[float]:
+        """The image sizes of a part."""
+        return self.config.scales if part == "multi" else (1.0,)
+
+    def provenance(self, row: str, seed: int, part: str) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
         config = self.config
-        configuration: dict[str, Any] = {"images": config.images, "scales": scales, "levels": config.levels}
+        configuration: dict[str, Any] = {"images": config.images, "scales": self.scales(part), "levels": config.levels}
+        if part == "default":
+            configuration["mirror"] = False  # recorded for this part only, so that published hashes stay valid
         if config.model:
             saved = model_folder(config.model[seed]) / "model.safetensors"
             weights = hashlib.sha256(saved.read_bytes()).hexdigest()[:16]
@@ -204,20 +212,20 @@ class Bsds500:
         run = run_recipe(RECIPES["contours"], self.recipe(row, seed), preset=row)
         return ContourNet.from_pretrained(run.path / "model").eval().to(self.config.device)
 
-    def score(self, row: str, seed: int, name: str, scales: Sequence[float], network: Any) -> dict[str, Any]:
+    def score(self, row: str, seed: int, part: str, network: Any) -> dict[str, Any]:
         """Write contours and hierarchies of all images, and score those with human maps."""
         config, root = self.config, self.config.root
         images = find_pictures([root / "images" / config.images])[: config.data.limit]
         truth = index_label_files(root / "groundTruth" / config.images, names=[path.stem for path in images])
         if not truth:
             raise DataError(f"{root} has no human map of {config.images}. Add them to groundTruth/{config.images}.")
-        folder, model = self.work(row, seed) / f"{config.images}-{name}", network()
+        folder, model = self.work(row, seed) / f"{config.images}-{part}", network()
         for kind in ("contours", "ucm2"):
             shutil.rmtree(folder / kind, ignore_errors=True)
             (folder / kind).mkdir(parents=True)
         for path in images:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
-            contours = network_contours(model, image[None], scales, mirror=True)[0]
+            contours = network_contours(model, image[None], self.scales(part), part != "default")[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
         tasks = [(path.stem, folder, truth.get(path.stem, [])) for path in images]
         with config.pool() as pool:
@@ -269,7 +277,7 @@ class Bsds500:
         ]
         used: list[Run] = []
         for row in self.chosen:
-            for part in ("single", "multi"):
+            for part, averaged in PARTS.items():
                 done = list(self.results.runs(row, part).values())
                 if not done:
                     continue
@@ -280,7 +288,7 @@ class Bsds500:
                 images = f"{metrics['scored']} of {first['images']}"
                 source = f"this program, seeds: {len(done)}"
                 method = f"contours, {', '.join(config.model) or row}"
-                body.append([method, images, first["levels"], f"{part}-scale", *cells, source])
+                body.append([method, images, first["levels"], averaged, *cells, source])
             if done := list(self.results.runs(row, "single").values()):
                 curve = done[0]["metrics"]["curve"]
                 line = {f"{row} on {config.images}": (curve["recall"], curve["precision"])}

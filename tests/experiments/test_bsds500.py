@@ -41,8 +41,8 @@ def test_all_scores_of_the_protocol_are_written(config, monkeypatch):
     monkeypatch.chdir(config.out.parent)
     bsds500.main(config)
     table = Bsds500(config)
-    single, multi = (table.results.runs("smoke", part)[0] for part in ("single", "multi"))
-    for run, name in ((single, "single"), (multi, "multi")):
+    for name in bsds500.PARTS:
+        run = table.results.runs("smoke", name)[0]
         metrics = run["metrics"]
         assert metrics["images"] == metrics["scored"] == 2 and len(metrics["curve"]["precision"]) == 9
         assert set(bsds500.COLUMNS.values()) <= set(metrics["scores"]) and "covering_default_view" in metrics["scores"]
@@ -50,9 +50,10 @@ def test_all_scores_of_the_protocol_are_written(config, monkeypatch):
         drawn, soft = (sorted((folder / kind).iterdir()) for kind in ("ucm2", "contours"))
         assert [path.stem for path in drawn] == [path.stem for path in soft] and len(drawn) == 2
         assert loadmat(drawn[0])["ucm2"].shape == (97, 129) and read_contour_map(soft[0]).shape == (48, 64)
-    assert single["provenance"]["configuration"]["training"]["data"]["split"] == "train+val"
+        assert run["provenance"]["configuration"]["training"]["data"]["split"] == "train+val"
     text = (config.out / "table.md").read_text()
-    assert "| contours, smoke | 2 of test | 9 | single-scale |" in text and "| multi-scale |" in text
+    for averaged in bsds500.PARTS.values():
+        assert f"| contours, smoke | 2 of test | 9 | {averaged} |" in text
     assert "| gPb-owt-ucm | 200 of test |" in text and "| People, leave one out | 2 of test | 1 |" in text
     monkeypatch.setattr(Bsds500, "model", None)  # would fail if it were called
     bsds500.main(config)  # the test images are scored once
