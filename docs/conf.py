@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from docutils import nodes
+
 import matbackprop
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
@@ -87,6 +89,18 @@ def _skip(app, what, name, obj, skip, options):
     return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field number") else None
 
 
+_NUMBER = re.compile(r"(NaN )?[\d.]+(e-\d+| %)( /)?")
+
+
+def _join_numbers(app, doctree):
+    """Prevent line breaks inside numbers in tables."""
+    for entry in doctree.findall(nodes.entry):
+        for text in list(entry.findall(nodes.Text)):
+            joined = _NUMBER.sub(lambda number: number[0].replace("-", "\u2011").replace(" ", "\u00a0"), text)
+            text.parent.replace(text, nodes.Text(joined))
+
+
 def setup(app):
+    app.connect("doctree-read", _join_numbers)
     app.connect("autodoc-process-docstring", _escape, priority=400)  # before napoleon
     app.connect("autodoc-skip-member", _skip)

@@ -33,6 +33,7 @@ class CommandHelp(Directive):
     final_argument_whitespace = True
 
     def run(self):
+        self.state.document.settings.env.note_reread()  # the text depends on the code
         try:
             text = help_of(self.arguments[0] if self.arguments else "")
         except ImportError as error:
