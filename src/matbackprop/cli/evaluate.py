@@ -101,7 +101,7 @@ def contours(config: ContourMapsConfig) -> dict[str, Any]:
     Table(
         ["ODS", "OIS", "AP", "threshold", "precision", "recall"],
         [[*scores.values(), ods["threshold"], ods["precision"], ods["recall"]]],
-        title=f"Boundary F-measure: {len(jobs)} images, {config.thresholds} thresholds",
+        title=f"Boundary F-measure: {counted(len(jobs), 'image')}, {counted(config.thresholds, 'threshold')}",
         note="Threshold, precision and recall at ODS.",
         formats=dict.fromkeys(("ODS", "OIS", "AP", "precision", "recall"), ".6f") | {"threshold": ".4f"},
     ).show()
@@ -186,7 +186,9 @@ _MEASURES = {
 def _table(document: dict[str, Any]) -> Table:
     scores, number = document["scores"], document["segmentations"]
     note = f"covering as in the paper, best (average): {scores['paper_best']:.6f} ({scores['paper_average']:.6f})"
+    each = f"{counted(number or 0, 'segmentation')} each"
     if number is None:
+        each = "differing numbers of segmentations"
         note += "\nODS needs the same number of segmentations for every image."
     scales = ("ODS", "OIS", "best")
     return Table(
@@ -196,15 +198,14 @@ def _table(document: dict[str, Any]) -> Table:
             for stem, title in _MEASURES.items()
             if f"{stem}_ods" in scores
         ],
-        title=f"{document['images']} images, {number or 'differing numbers of'} segmentations each, "
-        f"{document['annotators']} human maps",
+        title=f"{counted(document['images'], 'image')}, {each}, {counted(document['annotators'], 'human map')}",
         note=note,
         formats=dict.fromkeys(scales, ".6f"),
     )
 
 
 def _finish(config: _Options, document: dict[str, Any]) -> dict[str, Any]:
-    summary = f"{document['images']} images scored"
+    summary = f"{counted(document['images'], 'image')} scored"
     if config.csv is not None:
         summary += f" → {config.csv}"
         config.csv.parent.mkdir(parents=True, exist_ok=True)
