@@ -81,7 +81,7 @@ def _lanczos(
     is known to be smaller, or to be equal. With a ``floor`` it also stops if the first eigenvalue is clearly below it.
     """
     n = len(budget.like) - len(locked)
-    width = min(n, max(20, 2 * k + 1))
+    width = min(n, max(40, 2 * k + 20))
     q, t = budget.like.new_zeros(width + 1, len(budget.like)), budget.like.new_zeros(width, width)
     q[0] = _unit(budget.random(), locked)
     size = 0
