@@ -198,19 +198,6 @@ def factor(f: Tensor, eps: Tensor, fine: bool) -> Moments:
     return Primal(*gram_eigh(f.mH, eps, fine, products=False), eps)
 
 
-class _Saved(NamedTuple):
-    f: Tensor
-    w: Tensor | None
-    eps: Tensor
-    p: Tensor | None
-    function: SpectralFunction
-    fine: bool
-    moments: Moments
-
-    def bound(self) -> BoundFunction:
-        return BoundFunction(self.function, self.p)
-
-
 def _weighted(f: Tensor, w: Tensor | None) -> Tensor:
     return f if w is None else f * w.unsqueeze(-1)
 
@@ -219,12 +206,38 @@ def _root_weighted(f: Tensor, w: Tensor | None) -> Tensor:
     return f if w is None else _weighted(f, w.sqrt())
 
 
-def _decompose(f: Tensor, w: Tensor | None, eps: Tensor, fine: bool) -> tuple[Tensor, Spectrum]:
-    """A = Fᵀ diag(w) F + εI as a differentiable matrix, and its spectrum."""
-    gram = symmetrize(f.mH @ _weighted(f, w))
-    a = gram + eps[..., None, None] * eye_like(gram)
-    rows = _root_weighted(f.detach(), None if w is None else w.detach())
-    return a, factor(rows, eps.detach(), fine).spectrum()
+class _Problem(NamedTuple):
+    """The arguments of C = g(A), A = Fᵀ diag(w) F + εI, in the dtype of the computation."""
+
+    f: Tensor  # (*batch, m, d)
+    w: Tensor | None  # (*batch, m)
+    eps: Tensor  # (*batch,)
+    p: Tensor | None  # parameters of g
+    function: SpectralFunction
+    fine: bool  # whether float64 accuracy is required
+
+    @property
+    def g(self) -> BoundFunction:
+        return BoundFunction(self.function, self.p)
+
+    def rows(self) -> Tensor:
+        """√w F."""
+        return _root_weighted(self.f, self.w)
+
+    def matrix(self) -> Tensor:
+        """A, differentiable in all arguments."""
+        gram = symmetrize(product(self.f.mH, _weighted(self.f, self.w)))
+        return gram + self.eps[..., None, None] * eye_like(gram)
+
+    def point(self) -> Point:
+        """g at A with its spectrum as a constant."""
+        rows = _root_weighted(self.f.detach(), None if self.w is None else self.w.detach())
+        return Point(self.matrix(), factor(rows, self.eps.detach(), self.fine).spectrum(), self.function, self.p)
+
+
+class _Saved(NamedTuple):
+    problem: _Problem
+    moments: Moments
 
 
 class _Pool(Operation):
@@ -239,10 +252,9 @@ class _Pool(Operation):
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> _Saved:
-        f, w, eps, p, function, fine = inputs
-        _, s, basis, y = outputs
-        kind = Thin if f.shape[-2] < f.shape[-1] else Primal
-        return _Saved(f, w, eps, p, function, fine, kind(s, basis, y, eps))
+        problem, (_, s, basis, y) = _Problem(*inputs), outputs
+        kind = Thin if problem.f.shape[-2] < problem.f.shape[-1] else Primal
+        return _Saved(problem, kind(s, basis, y, problem.eps))
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor, *_: None) -> Any:
@@ -251,55 +263,55 @@ class _Pool(Operation):
         if not differentiated_again():
             return grads
         # These values, which are the more accurate ones, with the derivatives of the general formulas.
-        pairs = zip(grads, _differentiable_gradients(saved, needed, g), strict=True)
+        pairs = zip(grads, _differentiable_gradients(saved.problem, needed, g), strict=True)
         return tuple(None if x is None or y is None else with_derivatives_of(y, x) for x, y in pairs)
 
     @staticmethod
     def tangent(
         saved: _Saved, df: Tensor | None, dw: Tensor | None, deps: Tensor | None, dp: Tensor | None, *_: None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        f, w, moments, bound = saved.f, cast(Tensor, saved.w), saved.moments, saved.bound()
+        problem, moments = saved
+        f, w, g = problem.f, cast(Tensor, problem.w), problem.g
         moved = torch.zeros_like(f) if df is None else _root_weighted(df, w)
         out = f.new_zeros(())
         if dw is not None:  # differentiate through the square root of the weight, unless it is zero
             moved = moved + _weighted(f, 0.5 * dw * torch.where(w > 0, w, torch.inf).rsqrt())
             new = f * (dw * (w == 0)).unsqueeze(-1)
-            out = out + moments.spectrum().first(bound, symmetrize(f.mH @ new))
-        out = out + moments.tangent(bound, moved, _root_weighted(f, w))
+            out = out + moments.spectrum().first(g, symmetrize(f.mH @ new))
+        out = out + moments.tangent(g, moved, problem.rows())
         if deps is not None:
-            out = out + deps[..., None, None] * moments.derivative(bound)
+            out = out + deps[..., None, None] * moments.derivative(g)
         if dp is not None:
-            out = out + dp[..., None, None] * moments.value(bound.in_parameter())
+            out = out + dp[..., None, None] * moments.value(g.in_parameter())
         s, basis, y = map(torch.zeros_like, moments[:3])  # nothing uses the tangents of the factors
         return out, s, basis, y
 
 
-def _gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the required gradients of F, w, ε and p."""
-    f, w, moments, bound = saved.f, saved.w, saved.moments, saved.bound()
+def _gradients(saved: _Saved, needed: Sequence[bool], e: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the required gradients of F, w, ε and p, given that of C."""
+    problem, moments = saved
+    w, g = problem.w, problem.g
     return (
-        _root_weighted(moments.feature_gradient(bound, g, _root_weighted(f, w)), w) if needed[0] else None,
-        moments.weight_gradient(bound, g, f, cast(Tensor, w)) if needed[1] else None,
-        inner(g, moments.derivative(bound)) if needed[2] else None,
-        inner(g, moments.value(bound.in_parameter())) if needed[3] else None,
+        _root_weighted(moments.feature_gradient(g, e, problem.rows()), w) if needed[0] else None,
+        moments.weight_gradient(g, e, problem.f, cast(Tensor, w)) if needed[1] else None,
+        inner(e, moments.derivative(g)) if needed[2] else None,
+        inner(e, moments.value(g.in_parameter())) if needed[3] else None,
     )
 
 
-def _differentiable_gradients(saved: _Saved, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(problem: _Problem, needed: Sequence[bool], e: Tensor) -> tuple[Tensor | None, ...]:
     """The same by the derivative L of g at the d×d matrix A in the direction G, which can be differentiated again.
 
     They are 2 diag(w) F L, the rows' fᵢLfᵢᵀ, tr L and ⟨G, ∂g/∂p(A)⟩.
     """
-    f, w, eps, g = saved.f, saved.w, saved.eps, symmetrize(g)
-    a, spectrum = _decompose(f, w, eps, saved.fine)
-    point = Point(a, spectrum, saved.function, saved.p)
-    moved = point.derivative(g)
-    rows = f @ moved
+    e, point = symmetrize(e), problem.point()
+    moved = point.derivative(e)
+    rows = problem.f @ moved
     return (
-        2 * _weighted(rows, w) if needed[0] else None,
-        inner(f, rows, (-1,)) if needed[1] else None,
+        2 * _weighted(rows, problem.w) if needed[0] else None,
+        inner(problem.f, rows, (-1,)) if needed[1] else None,
         moved.diagonal(dim1=-2, dim2=-1).real.sum(-1) if needed[2] else None,
-        point.parameter_gradient(g) if needed[3] else None,
+        point.parameter_gradient(e) if needed[3] else None,
     )
 
 
@@ -452,15 +464,14 @@ def _pool(
             function = dataclasses.replace(function, check_overflow=True)
     elif p is not None:
         x = nan_where(not_finite(function, p), x)
-    x = _center(x, w) if center else x
+    problem = _Problem(_center(x, w) if center else x, w, shift, p, function, fine)
     if method != "fused":
-        return _reference_pool(x, w, shift, p, function, method, check_values)
-    if forward_mode_differentiated(x, w, shift, p) or (p is not None and not function.builtin):
-        # g of the d×d matrix A, whose derivatives have all orders and modes
-        a, spectrum = _decompose(x, w, shift, fine)
-        check_captured(function, spectrum.values, p)
-        return spectral(a, spectrum, function, p)
-    c, s, *_ = apply(_Pool, x, w, shift, p, function, fine)
+        return _reference_pool(problem, method, check_values)
+    if forward_mode_differentiated(problem.f, w, shift, p) or (p is not None and not function.builtin):
+        point = problem.point()  # g of the d×d matrix A, whose derivatives have all orders and modes
+        check_captured(function, point.spectrum.values, p)
+        return spectral(*point)
+    c, s, *_ = apply(_Pool, *problem)
     if not function.builtin:
         check_captured(function, s + shift.detach().unsqueeze(-1), p)
     return c
@@ -502,31 +513,22 @@ def _check_values(weight: Tensor | None, eps: float | Tensor, function: Spectral
         check_domain(eps.detach(), function, "eps", "Pass eps > 0.")
 
 
-def _reference_pool(
-    f: Tensor,
-    w: Tensor | None,
-    eps: Tensor,
-    p: Tensor | None,
-    function: SpectralFunction,
-    method: Method,
-    check_values: bool,
-) -> Tensor:
+def _reference_pool(problem: _Problem, method: Method, check_values: bool) -> Tensor:
     """The paper's two methods, differentiated through a decomposition layer that drops tied pairs.
 
     In the SVD method a weight of zero receives a zero gradient, because √w has none there.
     """
-    d = f.shape[-1]
+    f, w, eps, *_ = problem
+    d, precision = f.shape[-1], real_dtype(f.dtype)
     if method == "eig":
-        gram = symmetrize(product(f.mH, _weighted(f, w)))
-        shifted = gram + eps[..., None, None] * eye_like(gram)
-        q, v = eigh(shifted, ties="drop", check=False, precision=real_dtype(f.dtype))
+        q, v = eigh(problem.matrix(), ties="drop", check=False, precision=precision)
     else:
         if w is not None:
             root = w.clamp_min(torch.finfo(w.dtype).tiny).sqrt()
             f = _weighted(f, torch.where(w > 0, root, torch.where(w == 0, 0, torch.nan)))
-        _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=real_dtype(f.dtype))
+        _, sigma, vh = svd(f, full_matrices=f.shape[-2] < d, ties="drop", check=False, precision=precision)
         q = torch.nn.functional.pad(sigma.square(), (0, d - sigma.shape[-1])) + eps.unsqueeze(-1)
         v = vh.mH
     if check_values:  # eigenvalues of a Gram matrix have the rounding error of the largest, which may exceed eps
-        check_domain(q.detach(), function, "the moments", "Raise eps, or use the fused method.")
-    return symmetrize(product(v * BoundFunction(function, p).value(q).unsqueeze(-2), v.mH))
+        check_domain(q.detach(), problem.function, "the moments", "Raise eps, or use the fused method.")
+    return symmetrize(product(v * problem.g.value(q).unsqueeze(-2), v.mH))
