@@ -9,10 +9,10 @@ import torch
 from PIL import Image
 
 from matbackprop.cli.segment import Config, main
-from matbackprop.errors import ConfigurationError, DataError, MissingExtraError, WeightsError
+from matbackprop.errors import ConfigurationError, DataError, MissingExtraError
 from matbackprop.vision.data.label_files import read_label_maps
 from matbackprop.vision.data.pictures import read_frames
-from matbackprop.vision.inference import load_segmenter, segment, segment_frames
+from matbackprop.vision.inference import segment, segment_frames
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 
 
@@ -77,25 +77,6 @@ def test_bad_pictures_are_reported_counted_and_skipped(picture, tmp_path, capsys
     ]
 
 
-def test_invalid_requests_are_rejected_before_any_output(picture, tmp_path, capsys):
-    with pytest.raises(DataError, match="No image"):
-        main(Config(()))
-    with pytest.raises(DataError, match="No file matches"):
-        main(Config((tmp_path / "*.gif",)))
-    with pytest.raises(DataError, match="does not exist"):
-        main(Config((tmp_path / "missing.jpg",), out=tmp_path / "out", model="none"))
-    with pytest.raises(ConfigurationError, match="--k must be at least 1, got 0"):
-        main(Config((picture,), out=tmp_path / "out", k=0))
-    with pytest.raises(ConfigurationError, match="scales and mirror need a contour network"):
-        main(Config((picture,), out=tmp_path / "out", model="none", scales=(0.5, 1.0)))
-    if not torch.cuda.is_available():
-        with pytest.raises(ConfigurationError, match="CUDA is not available"):
-            main(Config((picture,), out=tmp_path / "out", model="none", device="cuda"))
-    with pytest.raises(WeightsError):
-        load_segmenter(str(tmp_path / "nothing"))
-    assert capsys.readouterr().out == "" and not (tmp_path / "out").exists()
-
-
 def test_any_number_of_regions_can_be_shown(tmp_path, capsys):
     path = tmp_path / "noise.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)).save(path)
@@ -141,11 +122,6 @@ def test_threshold_determines_the_regions(tmp_path):
         config = Config((path,), out=tmp_path / "out", model="none", threshold=threshold, overwrite=True)
         shown.append(main(config)["images"][0]["shown"])
     assert shown[0] > shown[1] > shown[2] == 1
-    with pytest.raises(ConfigurationError, match="--threshold"):
-        main(Config((path,), threshold=0.5, k=3))
-
-
-# --------------------------------------------------------------------------------------------------------------- frames
 
 
 def frames(count=4):

@@ -154,19 +154,6 @@ def test_the_command_line_names_boxes_masks_and_annotated_regions(model, shapes,
     assert code == 0 and "(annotated: " in said.out
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["--boxes", "1,2,3"], "must be x,y,width,height"),
-        (["--regions", "x.json", "--boxes", "1,2,3,4"], "cannot be combined with --boxes"),
-    ],
-)
-def test_errors_of_the_command_line(shapes, tmp_path, capsys, words, message):
-    path = sorted((shapes / "images" / "train").iterdir())[0]
-    code, said = run(capsys, path, "--model", tmp_path, *words)
-    assert code == 2 and message in said.err
-
-
 def test_folders_are_classified_and_bad_pictures_skipped(model, shapes, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     folder = tmp_path / "pictures"

@@ -140,10 +140,6 @@ def test_bad_input():
             segment_photograph(values)
     with pytest.raises(ConfigurationError, match="2000 clusters"):
         segment_photograph(halves(), network(), (2000,))
-    with pytest.raises(ConfigurationError, match="side"):
-        segment_photograph(halves(), side=0)
-    with pytest.raises(ConfigurationError, match="at least one positive integer"):
-        segment_photograph(halves(), ks=())
 
 
 def test_one_picture_in_every_form_gives_the_same_regions(tmp_path):
