@@ -9,8 +9,12 @@ from benchmarks.speed.suites.pooling import pooling
 from benchmarks.speed.suites.segmentation import segmentation
 from benchmarks.speed.suites.training_step import training_step
 
+<<<<<<< Updated upstream
 __all__ = ["SUITES"]
 
+=======
+#: Name → suite, in the order of the page.
+>>>>>>> Stashed changes
 SUITES: dict[str, Suite] = {
     "pooling": pooling,
     "functions": functions,

@@ -66,6 +66,17 @@ def test_a_module_returns_the_maps_of_its_submodules():
         backbone(torch.zeros(1, 3, 64, 64), ["tiles"])
 
 
+def test_only_the_layers_after_a_map_of_a_module_are_trained():
+    backbone = ModuleBackbone(Residual())
+    backbone.cut(["tiles"])
+    backbone.freeze("stem")
+    trained = {name.split(".")[1] for name, p in backbone.named_parameters() if p.requires_grad}
+    assert trained == {"block", "tiles"}
+    backbone.freeze("tiles")
+    backbone.cut(["tiles"])
+    assert not any(p.requires_grad for p in backbone.parameters())
+
+
 def test_a_network_without_maps_is_rejected():
     with pytest.raises(ConfigurationError, match="Sequential has no map"):
         ModuleBackbone(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2)))

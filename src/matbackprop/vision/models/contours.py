@@ -20,8 +20,6 @@ from matbackprop.vision.models.backbones.base import normalize
 from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.weights import PretrainedMixin
 
-__all__ = ["ContourNet"]
-
 _LEAST = 16  # minimum image side in pixels; smaller images are padded
 
 

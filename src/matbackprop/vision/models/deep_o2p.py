@@ -107,9 +107,8 @@ class FirstOrderVector(Descriptor):
         weights = self.weights(mask)
         if weights is None:
             return cells.mean(-1)
-        weights = weights.view(
-            cells.shape[0], -1, cells.shape[-1]
-        )  # len() would fix the batch size in an exported graph
+        # len() would fix the batch size in an exported graph.
+        weights = weights.view(cells.shape[0], -1, cells.shape[-1])
         return torch.einsum("bcm,bsm->bsc", cells, weights).flatten(1) / cells.shape[-1]
 
 

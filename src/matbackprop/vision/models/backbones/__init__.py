@@ -14,12 +14,5 @@ from matbackprop.vision.models.backbones.published import (
     load_backbone_weights,
 )
 
-__all__ = [
-    "ADAPTERS",
-    "BACKBONES",
-    "Backbone",
-    "BackboneEntry",
-    "build_backbone",
-    "check_published",
-    "load_backbone_weights",
-]
+__all__ = ["ADAPTERS", "BACKBONES", "Backbone", "BackboneEntry", "build_backbone", "check_published",
+           "load_backbone_weights"]  # fmt: skip

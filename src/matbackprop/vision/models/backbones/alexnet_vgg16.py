@@ -6,8 +6,6 @@ from torch import nn
 
 from matbackprop.vision.models.backbones.base import LayerStack
 
-__all__ = ["VGG16", "AlexNet"]
-
 
 class AlexNet(LayerStack):
     """AlexNet in the variant of torchvision, without local response normalization and groups."""

@@ -7,8 +7,6 @@ from torch.nn import functional as nnf
 
 from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, fold, start_randomly
 
-__all__ = ["EfficientNetLite2"]
-
 # Blocks, kernel size, stride of the first block, expansion and channels of each stage.
 STAGES = [(1, 3, 1, 1, 16), (3, 3, 2, 6, 24), (3, 5, 2, 6, 48), (4, 3, 2, 6, 88), (4, 5, 1, 6, 120), (5, 5, 2, 6, 208),
           (1, 3, 1, 6, 352)]  # fmt: skip

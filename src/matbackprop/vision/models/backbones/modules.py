@@ -21,8 +21,6 @@ from matbackprop.errors import ConfigurationError, WeightsError, needs
 from matbackprop.vision.data.pictures import IMAGENET_MEAN, IMAGENET_STD
 from matbackprop.vision.models.backbones.base import Backbone, TapInfo
 
-__all__ = ["HuggingFace", "MeasuredBackbone", "ModuleBackbone", "TimmFeatures", "TorchvisionModel"]
-
 _SIDES = (192, 256)  # divisible by every stride up to 64
 
 
@@ -49,15 +47,24 @@ class MeasuredBackbone(Backbone):
         image = nnf.pad(image, (0, -width % self.multiple, 0, -height % self.multiple))
         return self.compute(self.network, image, [tap for tap in self.taps if tap in taps])
 
+    def _trainable(self, tap: str) -> list[tuple[nn.Parameter, bool]]:
+        """Return the trainable parameters, and whether ``tap`` depends on them."""
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        image = torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=_device_of(self.network), requires_grad=True)
+        with torch.enable_grad():
+            computed = self.maps(image, [tap])[tap].sum()
+            _, *gradients = torch.autograd.grad(computed, [image, *parameters], allow_unused=True)
+        return [(p, gradient is not None) for p, gradient in zip(parameters, gradients, strict=True)]
+
     def remove_after(self, tap: str) -> None:
         """Freeze the parameters on which ``tap`` does not depend."""
-        device = next(self.network.parameters()).device
-        with torch.enable_grad():
-            computed = self.maps(torch.zeros(1, 3, _SIDES[0], _SIDES[0], device=device), [tap])[tap]
-            parameters = [p for p in self.network.parameters() if p.requires_grad]
-            gradients = torch.autograd.grad(computed.sum(), parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.requires_grad_(gradient is not None)
+        for parameter, used in self._trainable(tap):
+            parameter.requires_grad_(used)
+
+    def freeze(self, tap: str) -> None:
+        self.check([tap])
+        for parameter, used in self._trainable(tap):
+            parameter.requires_grad_(not used)
 
     def info(self, tap: str) -> TapInfo:
         info = super().info(tap)
@@ -67,7 +74,7 @@ class MeasuredBackbone(Backbone):
         return info
 
     def _measure_strides(self, network: nn.Module, multiple: int) -> dict[str, TapInfo]:
-        device = next((p.device for p in network.parameters()), torch.device("cpu"))
+        device = _device_of(network)
         training = network.training
         sides = [-(-side // multiple) * multiple for side in _SIDES]
         try:
@@ -92,7 +99,7 @@ class MeasuredBackbone(Backbone):
     def _measure_offset(self, tap: str, stride: int) -> float:
         """Return the center of the first cell, rounded to half a pixel, from the gradient of a central cell."""
         tiling = (stride - 1) / 2
-        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        device = _device_of(self.network)
         if device.type == "meta":
             return tiling
         side = -(-_SIDES[1] // self.multiple) * self.multiple
@@ -105,6 +112,10 @@ class MeasuredBackbone(Backbone):
         center = float((weight * torch.arange(side, device=device)).sum() / weight.sum())
         measured = round(2 * (center - stride * middle)) / 2 if center == center else float("nan")
         return measured if abs(measured) <= 2 * stride else tiling  # False for NaN
+
+
+def _device_of(network: nn.Module) -> torch.device:
+    return next((p.device for p in network.parameters()), torch.device("cpu"))
 
 
 def _averaging(network: nn.Module) -> nn.Module:

@@ -9,8 +9,6 @@ from torch.nn import functional as nnf
 
 from matbackprop.vision.models.backbones.base import StagedBackbone, TapInfo, fold, start_randomly
 
-__all__ = ["TinyViT"]
-
 WIDTHS, DEPTHS, STRIDES = (64, 128, 160, 320), (2, 2, 6, 2), (4, 8, 16, 16)
 HEADS, WINDOWS = (2, 4, 5, 10), (7, 7, 14, 7)
 NECK = 256
