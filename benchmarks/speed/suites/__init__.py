@@ -9,12 +9,7 @@ from benchmarks.speed.suites.pooling import pooling
 from benchmarks.speed.suites.segmentation import segmentation
 from benchmarks.speed.suites.training_step import training_step
 
-<<<<<<< Updated upstream
-__all__ = ["SUITES"]
-
-=======
 #: Name → suite, in the order of the page.
->>>>>>> Stashed changes
 SUITES: dict[str, Suite] = {
     "pooling": pooling,
     "functions": functions,
@@ -24,4 +19,3 @@ SUITES: dict[str, Suite] = {
     "segmentation": segmentation,
     "training-step": training_step,
 }
-"""Name → suite, in the order of the page."""
