@@ -9,14 +9,14 @@ Other matrices raise DomainError, or return NaN if values are not checked.
 """
 
 from matbackprop.spd._frechet import frechet_distance as frechet_distance
-from matbackprop.spd._functions import batch_norm as batch_norm
-from matbackprop.spd._functions import bimap as bimap
-from matbackprop.spd._functions import distance as distance
-from matbackprop.spd._functions import exp_map as exp_map
-from matbackprop.spd._functions import geodesic as geodesic
-from matbackprop.spd._functions import log_eig as log_eig
-from matbackprop.spd._functions import log_map as log_map
-from matbackprop.spd._functions import re_eig as re_eig
+from matbackprop.spd._geometry import distance as distance
+from matbackprop.spd._geometry import exp_map as exp_map
+from matbackprop.spd._geometry import geodesic as geodesic
+from matbackprop.spd._geometry import log_map as log_map
+from matbackprop.spd._layers import batch_norm as batch_norm
+from matbackprop.spd._layers import bimap as bimap
+from matbackprop.spd._layers import log_eig as log_eig
+from matbackprop.spd._layers import re_eig as re_eig
 from matbackprop.spd._mean import mean as mean
 from matbackprop.spd._modules import BatchNorm as BatchNorm
 from matbackprop.spd._modules import BiMap as BiMap

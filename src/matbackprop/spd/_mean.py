@@ -21,7 +21,7 @@ from matbackprop.functional._generalized_eigh import Reduced, congruent, definit
 from matbackprop.functional._linear_solve import pull_back, push_forward, solve_by_products
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
-from matbackprop.spd._functions import prepare_definite
+from matbackprop.spd._definite import prepare_definite
 from matbackprop.spd._metrics import Coordinates, Metric, descending, geometry, of_matrix
 
 

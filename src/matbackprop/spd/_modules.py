@@ -10,16 +10,8 @@ from matbackprop.functional._matrix_function import matrix_exp
 from matbackprop.functional._polar import polar
 from matbackprop.nn._operator import Operator
 from matbackprop.numerics import symmetrize
-from matbackprop.spd._functions import (
-    batch_norm,
-    bimap,
-    check_eps,
-    check_threshold,
-    distance,
-    geodesic,
-    log_eig,
-    re_eig,
-)
+from matbackprop.spd._geometry import distance, geodesic
+from matbackprop.spd._layers import batch_norm, bimap, check_eps, check_threshold, log_eig, re_eig
 from matbackprop.spd._mean import mean
 
 
