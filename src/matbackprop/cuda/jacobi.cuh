@@ -19,6 +19,7 @@ typedef float REAL;
 #define REAL_MAX_EXPONENT 120
 #endif
 
+#define UNROLL _Pragma("unroll")
 #define MAX_SWEEPS 24
 #define STRICT_SWEEPS 12  // after them, rounding between equal diagonal entries is accepted
 #define ROW_LANES 8   // lanes that share a row of eigenvectors
@@ -211,22 +212,19 @@ __device__ void sweep_vectors(const Rotation* rotations, REAL* v, int n, int war
         const int row = group * WARP_ROWS + lane / ROW_LANES;
         REAL* x = v + row * z.ldv;
         int p[LANE_PAIRS], q[LANE_PAIRS];
-#pragma unroll
-        for (int k = 0; k < LANE_PAIRS; ++k) first_pair(sub + ROW_LANES * k, z.players, p[k], q[k]);
+        UNROLL for (int k = 0; k < LANE_PAIRS; ++k) first_pair(sub + ROW_LANES * k, z.players, p[k], q[k]);
         const Rotation* now = rotations + sub;
         for (int round = 0; round < z.rounds; ++round, now += z.half) {
             Rotation r[LANE_PAIRS];
             REAL left[LANE_PAIRS], right[LANE_PAIRS];
-#pragma unroll
-            for (int k = 0; k < LANE_PAIRS; ++k) {
+            UNROLL for (int k = 0; k < LANE_PAIRS; ++k) {
                 if (row < n && sub + ROW_LANES * k < z.half) {
                     r[k] = now[ROW_LANES * k];
                     left[k] = x[p[k]];
                     right[k] = x[q[k]];
                 }
             }
-#pragma unroll
-            for (int k = 0; k < LANE_PAIRS; ++k) {
+            UNROLL for (int k = 0; k < LANE_PAIRS; ++k) {
                 if (row < n && sub + ROW_LANES * k < z.half) {
                     rotate(r[k], left[k], right[k]);
                     x[p[k]] = left[k];

@@ -79,8 +79,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
     for (int start = 0; start < n; start += DEPTH) {
         fetch_rows(slot_l, a, start, n, row, d);
         fetch_rows(slot_r, a, start, n, column, d);
-#pragma unroll
-        for (int e = 0; e < SLOTS; ++e) {
+        UNROLL for (int e = 0; e < SLOTS; ++e) {
             const int k = start + (threadIdx.x + e * PRODUCT_THREADS) / TILE;
             slot_l[e] *= k < n ? weights[k] : (REAL)0;
         }
@@ -122,8 +121,7 @@ extern "C" __global__ void __launch_bounds__(PRODUCT_THREADS)
         store_columns(left, slot_a);
         store_columns(right, slot_g);
         __syncthreads();
-#pragma unroll
-        for (int e = 0; e < SLOTS; ++e) {
+        UNROLL for (int e = 0; e < SLOTS; ++e) {
             const int entry = threadIdx.x + e * PRODUCT_THREADS, where = entry / TILE * LDT + entry % TILE;
             right[where] = (REAL)0.5 * (right[where] + (REAL)slot_m[e]);
         }

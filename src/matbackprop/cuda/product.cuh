@@ -18,8 +18,7 @@ __device__ __forceinline__ void multiply_add(REAL (&c0)[2], REAL (&c1)[2], const
         : "+d"(c0[0]), "+d"(c0[1]), "+d"(c1[0]), "+d"(c1[1])
         : "d"(a[0][0]), "d"(a[1][0]), "d"(a[0][1]), "d"(a[1][1]), "d"(b[0]), "d"(b[1]));
 #else
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
+    UNROLL for (int k = 0; k < 2; ++k) {
         asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
                      : "+d"(c0[0]), "+d"(c0[1])
                      : "d"(a[0][k]), "d"(b[k]));
@@ -44,30 +43,22 @@ struct ProductTile {
         const int lane = threadIdx.x % 32, corner = lane % 4 * LDT + lane / 4;
         left += corner + row();
         right += corner + column();
-#pragma unroll
-        for (int k = 0; k < DEPTH; k += 8) {
+        UNROLL for (int k = 0; k < DEPTH; k += 8) {
             REAL a[2][2], b[4][2];
-#pragma unroll
-            for (int e = 0; e < 2; ++e) {
-#pragma unroll
-                for (int p = 0; p < 2; ++p) a[p][e] = left[(k + 4 * e) * LDT + 8 * p];
-#pragma unroll
-                for (int q = 0; q < 4; ++q) b[q][e] = right[(k + 4 * e) * LDT + 8 * q];
+            UNROLL for (int e = 0; e < 2; ++e) {
+                UNROLL for (int p = 0; p < 2; ++p) a[p][e] = left[(k + 4 * e) * LDT + 8 * p];
+                UNROLL for (int q = 0; q < 4; ++q) b[q][e] = right[(k + 4 * e) * LDT + 8 * q];
             }
-#pragma unroll
-            for (int q = 0; q < 4; ++q) multiply_add(c[0][q], c[1][q], a, b[q]);
+            UNROLL for (int q = 0; q < 4; ++q) multiply_add(c[0][q], c[1][q], a, b[q]);
         }
     }
     // visit(row, column, value) for every entry of the part
     template <typename Visit>
     __device__ void each(Visit visit) const {
         const int lane = threadIdx.x % 32, top = row() + lane / 4, left = column() + lane % 4 * 2;
-#pragma unroll
-        for (int p = 0; p < 2; ++p)
-#pragma unroll
-            for (int q = 0; q < 4; ++q)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) visit(top + 8 * p, left + 8 * q + e, c[p][q][e]);
+        UNROLL for (int p = 0; p < 2; ++p)
+            UNROLL for (int q = 0; q < 4; ++q)
+                UNROLL for (int e = 0; e < 2; ++e) visit(top + 8 * p, left + 8 * q + e, c[p][q][e]);
     }
 };
 
@@ -78,8 +69,7 @@ struct ProductTile {
 template <typename T>
 __device__ __forceinline__ void fetch_rows(T (&slot)[SLOTS], const T* __restrict__ x, int first, int rows, int column,
                                            int d) {
-#pragma unroll
-    for (int e = 0; e < SLOTS; ++e) {
+    UNROLL for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS, k = first + entry / TILE, i = column + entry % TILE;
         slot[e] = 0;
         if (k < rows && i < d) slot[e] = x[(long long)k * d + i];
@@ -90,8 +80,7 @@ __device__ __forceinline__ void fetch_rows(T (&slot)[SLOTS], const T* __restrict
 template <typename T>
 __device__ __forceinline__ void fetch_columns(T (&slot)[SLOTS], const T* __restrict__ x, int first, int top, int rows,
                                               int d) {
-#pragma unroll
-    for (int e = 0; e < SLOTS; ++e) {
+    UNROLL for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS, k = first + entry % DEPTH, i = top + entry / DEPTH;
         slot[e] = 0;
         if (i < rows && k < d) slot[e] = x[(long long)i * d + k];
@@ -100,8 +89,7 @@ __device__ __forceinline__ void fetch_columns(T (&slot)[SLOTS], const T* __restr
 
 template <typename T>
 __device__ __forceinline__ void store_rows(REAL* operand, const T (&slot)[SLOTS]) {
-#pragma unroll
-    for (int e = 0; e < SLOTS; ++e) {
+    UNROLL for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS;
         operand[entry / TILE * LDT + entry % TILE] = (REAL)slot[e];
     }
@@ -109,8 +97,7 @@ __device__ __forceinline__ void store_rows(REAL* operand, const T (&slot)[SLOTS]
 
 template <typename T>
 __device__ __forceinline__ void store_columns(REAL* operand, const T (&slot)[SLOTS]) {
-#pragma unroll
-    for (int e = 0; e < SLOTS; ++e) {
+    UNROLL for (int e = 0; e < SLOTS; ++e) {
         const int entry = threadIdx.x + e * PRODUCT_THREADS;
         operand[entry % DEPTH * LDT + entry / DEPTH] = (REAL)slot[e];
     }

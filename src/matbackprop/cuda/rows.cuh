@@ -98,8 +98,7 @@ __device__ __forceinline__ void multiply_rows(REAL (&sum)[4][2], const REAL* con
     const int lane = threadIdx.x % 32;
     for (int i = 0; i < rows; ++i) {
         const REAL near = tile[lane * ldt + i], far = tile[(lane + 32) * ldt + i];
-#pragma unroll
-        for (int q = 0; q < 4; ++q) {
+        UNROLL for (int q = 0; q < 4; ++q) {
             sum[q][0] += left[q][i * step] * near;
             sum[q][1] += left[q][i * step] * far;
         }
@@ -118,11 +117,9 @@ __device__ void project(const Rows<T>& x, REAL factor, REAL* tile, const REAL* v
         for (int r = 4 * warp; r < m; r += 4 * warps) {
             const REAL* columns[4];
             REAL sum[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
-#pragma unroll
-            for (int q = 0; q < 4; ++q) columns[q] = v + order[r + q < m ? r + q : m - 1];
+            UNROLL for (int q = 0; q < 4; ++q) columns[q] = v + order[r + q < m ? r + q : m - 1];
             multiply_rows(sum, columns, z.ldv, tile, ldt, m);
-#pragma unroll
-            for (int q = 0; q < 4; ++q) {
+            UNROLL for (int q = 0; q < 4; ++q) {
                 if (r + q < m) {
                     REAL* row = y + (long long)(r + q) * x.length + start + lane;
                     if (start + lane < x.length) row[0] = sum[q][0];

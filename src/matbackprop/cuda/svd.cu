@@ -229,15 +229,13 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS)
         for (int r = 4 * warp; r < k; r += 4 * warps) {
             REAL sum[4][2] = {{0, 0}, {0, 0}, {0, 0}, {0, 0}};
             const REAL *first[4], *second[4];
-#pragma unroll
-            for (int p = 0; p < 4; ++p) {
+            UNROLL for (int p = 0; p < 4; ++p) {
                 first[p] = left + (r + p < k ? r + p : k - 1) * ld;
                 second[p] = of_q + (r + p < k ? r + p : k - 1) * ld;
             }
             multiply_rows(sum, first, 1, tile, ldt, k);
             if (g_v != nullptr && l > k) multiply_rows(sum, second, 1, g_tile, ldt, k);
-#pragma unroll
-            for (int p = 0; p < 4; ++p) {
+            UNROLL for (int p = 0; p < 4; ++p) {
                 if (r + p < k && start + lane < l) result(r + p, start + lane) = (IN)sum[p][0];
                 if (r + p < k && start + lane + 32 < l) result(r + p, start + lane + 32) = (IN)sum[p][1];
             }

@@ -7,6 +7,7 @@
 #ifndef SWEEPS
 #define SWEEPS 30
 #endif
+#define UNROLL _Pragma("unroll")
 #define STRICT_SWEEPS 12  // after them, the rounding error of an inner product is accepted
 
 struct Row {
@@ -16,15 +17,13 @@ struct Row {
 
 __device__ __forceinline__ double dot(const double (&a)[L], const double (&b)[L]) {
     double sum = 0;
-#pragma unroll
-    for (int j = 0; j < L; ++j) sum += a[j] * b[j];
+    UNROLL for (int j = 0; j < L; ++j) sum += a[j] * b[j];
     return sum;
 }
 
 template <int N>
 __device__ __forceinline__ void rotate_pair(double (&a)[N], double (&b)[N], double c, double s) {
-#pragma unroll
-    for (int j = 0; j < N; ++j) {
+    UNROLL for (int j = 0; j < N; ++j) {
         const double x = a[j], z = b[j];
         a[j] = c * x - s * z;
         b[j] = s * x + c * z;
@@ -37,34 +36,27 @@ template <typename T>
 __device__ __forceinline__ bool decompose(const T* __restrict__ x, int tall, Row (&rows)[K]) {
     double largest = 0;
     bool bad = false;
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-#pragma unroll
-        for (int j = 0; j < L; ++j) {
+    UNROLL for (int i = 0; i < K; ++i) {
+        UNROLL for (int j = 0; j < L; ++j) {
             rows[i].x[j] = x[tall ? j * K + i : i * L + j];
             bad = bad || !(fabs(rows[i].x[j]) <= 1.7e308);
             largest = fabs(rows[i].x[j]) > largest ? fabs(rows[i].x[j]) : largest;
         }
-#pragma unroll
-        for (int j = 0; j < K; ++j) rows[i].q[j] = i == j ? 1 : 0;
+        UNROLL for (int j = 0; j < K; ++j) rows[i].q[j] = i == j ? 1 : 0;
     }
     int exponent = 0;
     if (largest > 0 && !bad) frexp(largest, &exponent);
     exponent = exponent < -1000 ? -1000 : exponent;
     const double unit = ldexp(1.0, exponent - 1), inverse = ldexp(1.0, 1 - exponent);  // no square overflows or underflows
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-#pragma unroll
-        for (int j = 0; j < L; ++j) rows[i].x[j] *= inverse;
+    UNROLL for (int i = 0; i < K; ++i) {
+        UNROLL for (int j = 0; j < L; ++j) rows[i].x[j] *= inverse;
     }
     bool rotated = !bad;
     for (int sweep = 0; sweep < SWEEPS && rotated; ++sweep) {
         rotated = false;
         const double tolerance = sweep < STRICT_SWEEPS ? ORTHOGONAL : 8 * ORTHOGONAL;
-#pragma unroll
-        for (int a = 0; a < K; ++a) {
-#pragma unroll
-            for (int b = a + 1; b < K; ++b) {
+        UNROLL for (int a = 0; a < K; ++a) {
+            UNROLL for (int b = a + 1; b < K; ++b) {
                 const double aa = dot(rows[a].x, rows[a].x), bb = dot(rows[b].x, rows[b].x), ab = dot(rows[a].x, rows[b].x);
                 if (!(fabs(ab) > tolerance * sqrt(aa) * sqrt(bb))) continue;
                 const double zeta = (bb - aa) / (2 * ab);
@@ -78,20 +70,16 @@ __device__ __forceinline__ bool decompose(const T* __restrict__ x, int tall, Row
         }
     }
     double top = 0;
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
         rows[i].square = dot(rows[i].x, rows[i].x);
         top = rows[i].square > top ? rows[i].square : top;
     }
     const double level = NOISE * L, floor_value = level * level * top;  // directions below the noise floor
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
         if (rows[i].square <= floor_value) rows[i].square = 0;
     }
-#pragma unroll
-    for (int pass = 0; pass < K - 1; ++pass) {  // the largest first
-#pragma unroll
-        for (int i = 0; i < K - 1 - pass; ++i) {
+    UNROLL for (int pass = 0; pass < K - 1; ++pass) {  // the largest first
+        UNROLL for (int i = 0; i < K - 1 - pass; ++i) {
             if (rows[i].square < rows[i + 1].square) {
                 const Row other = rows[i];
                 rows[i] = rows[i + 1];
@@ -99,34 +87,26 @@ __device__ __forceinline__ bool decompose(const T* __restrict__ x, int tall, Row
             }
         }
     }
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
         const double norm = sqrt(rows[i].square);
-#pragma unroll
-        for (int j = 0; j < L; ++j) rows[i].x[j] = norm > 0 ? rows[i].x[j] / norm : 0;
+        UNROLL for (int j = 0; j < L; ++j) rows[i].x[j] = norm > 0 ? rows[i].x[j] / norm : 0;
         if (norm == 0) {  // complete with a row orthonormal to the previous ones, from the unit vector farthest from their span
             int best = 0;
             double least = 2;
-#pragma unroll
-            for (int j = 0; j < L; ++j) {
+            UNROLL for (int j = 0; j < L; ++j) {
                 double hidden = 0;
-#pragma unroll
-                for (int r = 0; r < i; ++r) hidden += rows[r].x[j] * rows[r].x[j];
+                UNROLL for (int r = 0; r < i; ++r) hidden += rows[r].x[j] * rows[r].x[j];
                 best = hidden < least ? j : best;
                 least = hidden < least ? hidden : least;
             }
-#pragma unroll
-            for (int j = 0; j < L; ++j) rows[i].x[j] = j == best ? 1 : 0;
+            UNROLL for (int j = 0; j < L; ++j) rows[i].x[j] = j == best ? 1 : 0;
             for (int clearing = 0; clearing < 2; ++clearing) {
-#pragma unroll
-                for (int r = 0; r < i; ++r) {
+                UNROLL for (int r = 0; r < i; ++r) {
                     const double overlap = dot(rows[r].x, rows[i].x);
-#pragma unroll
-                    for (int j = 0; j < L; ++j) rows[i].x[j] -= overlap * rows[r].x[j];
+                    UNROLL for (int j = 0; j < L; ++j) rows[i].x[j] -= overlap * rows[r].x[j];
                 }
                 const double size = sqrt(dot(rows[i].x, rows[i].x));
-#pragma unroll
-                for (int j = 0; j < L; ++j) rows[i].x[j] /= size;
+                UNROLL for (int j = 0; j < L; ++j) rows[i].x[j] /= size;
             }
         }
         rows[i].square = norm * unit;
@@ -154,18 +134,15 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     Row rows[K];
     const double missing = decompose(x, tall, rows) ? 0 : nan("");
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
+    UNROLL for (int i = 0; i < K; ++i) {
         sigma[i] = rows[i].square + missing;
         if (q_out != nullptr) sigma_out[i] = (IN)sigma[i];
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+        UNROLL for (int j = 0; j < K; ++j) {
             const int at = tall ? i * K + j : j * K + i;
             q[at] = rows[i].q[j] + missing;
             if (q_out != nullptr) q_out[at] = (IN)q[at];
         }
-#pragma unroll
-        for (int j = 0; j < L; ++j) {
+        UNROLL for (int j = 0; j < L; ++j) {
             const int at = tall ? j * K + i : i * L + j;
             v[at] = rows[i].x[j] + missing;
             if (q_out != nullptr) v_out[at] = (IN)v[at];
@@ -184,13 +161,10 @@ __device__ __forceinline__ double determinant(const double (&a)[N][N]) {
         return a[0][0];
     } else {
         double sum = 0;
-#pragma unroll
-        for (int column = 0; column < N; ++column) {
+        UNROLL for (int column = 0; column < N; ++column) {
             double minor[N - 1][N - 1];
-#pragma unroll
-            for (int i = 1; i < N; ++i) {
-#pragma unroll
-                for (int j = 0; j < N - 1; ++j) minor[i - 1][j] = a[i][j < column ? j : j + 1];
+            UNROLL for (int i = 1; i < N; ++i) {
+                UNROLL for (int j = 0; j < N - 1; ++j) minor[i - 1][j] = a[i][j < column ? j : j + 1];
             }
             sum += (column % 2 ? -a[0][column] : a[0][column]) * determinant<N - 1>(minor);
         }
@@ -211,51 +185,39 @@ extern "C" __global__ void __launch_bounds__(128)
 #if K == L
     if (rotation) {
         double u[K][K], v[K][K];
-#pragma unroll
-        for (int i = 0; i < K; ++i) {
-#pragma unroll
-            for (int j = 0; j < K; ++j) {
+        UNROLL for (int i = 0; i < K; ++i) {
+            UNROLL for (int j = 0; j < K; ++j) {
                 u[i][j] = rows[i].x[j];
                 v[i][j] = rows[i].q[j];
             }
         }
         if (determinant<K>(u) * determinant<K>(v) < 0) {
             rows[K - 1].square = -rows[K - 1].square;
-#pragma unroll
-            for (int j = 0; j < L; ++j) rows[K - 1].x[j] = -rows[K - 1].x[j];
+            UNROLL for (int j = 0; j < L; ++j) rows[K - 1].x[j] = -rows[K - 1].x[j];
         }
     }
 #endif
     const double least = rows[K - 1].square + (rotation && K > 1 ? rows[K > 1 ? K - 2 : 0].square : 0);
     good = good && (tolerance < 0 || (rotation && K == 1) || least > tolerance * rows[0].square);
     const double missing = good ? 0 : nan("");
-#pragma unroll
-    for (int i = 0; i < L; ++i) {
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+    UNROLL for (int i = 0; i < L; ++i) {
+        UNROLL for (int j = 0; j < K; ++j) {
             double sum = missing;
-#pragma unroll
-            for (int r = 0; r < K; ++r) sum += rows[r].x[i] * rows[r].q[j];
+            UNROLL for (int r = 0; r < K; ++r) sum += rows[r].x[i] * rows[r].q[j];
             q[(long long)number * L * K + i * K + j] = sum;
         }
     }
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+    UNROLL for (int i = 0; i < K; ++i) {
+        UNROLL for (int j = 0; j < K; ++j) {
             double sum = missing;
-#pragma unroll
-            for (int r = 0; r < K; ++r) sum += rows[r].square * (rows[r].q[i] * rows[r].q[j]);
+            UNROLL for (int r = 0; r < K; ++r) sum += rows[r].square * (rows[r].q[i] * rows[r].q[j]);
             p[(long long)number * K * K + i * K + j] = sum;
         }
     }
     factors += number;
-#pragma unroll
-    for (int r = 0; r < K; ++r) {
-#pragma unroll
-        for (int i = 0; i < L; ++i, factors += count) *factors = rows[r].x[i] + missing;
-#pragma unroll
-        for (int i = 0; i < K; ++i, factors += count) *factors = rows[r].q[i];
+    UNROLL for (int r = 0; r < K; ++r) {
+        UNROLL for (int i = 0; i < L; ++i, factors += count) *factors = rows[r].x[i] + missing;
+        UNROLL for (int i = 0; i < K; ++i, factors += count) *factors = rows[r].q[i];
         *factors = rows[r].square;
         factors += count;
     }
@@ -270,12 +232,9 @@ extern "C" __global__ void __launch_bounds__(128)
     if (number >= count) return;
     double u[K][L], v[K][K], s[K];
     factors += number;
-#pragma unroll
-    for (int r = 0; r < K; ++r) {
-#pragma unroll
-        for (int i = 0; i < L; ++i, factors += count) u[r][i] = *factors;
-#pragma unroll
-        for (int i = 0; i < K; ++i, factors += count) v[r][i] = *factors;
+    UNROLL for (int r = 0; r < K; ++r) {
+        UNROLL for (int i = 0; i < L; ++i, factors += count) u[r][i] = *factors;
+        UNROLL for (int i = 0; i < K; ++i, factors += count) v[r][i] = *factors;
         s[r] = *factors;
         factors += count;
     }
@@ -283,60 +242,44 @@ extern "C" __global__ void __launch_bounds__(128)
     g_p += (long long)number * K * K;
     out += (long long)number * L * K;
     double moved[K][L], w[K][K], symmetric[K][K];  // moved: columns of G V
-#pragma unroll
-    for (int r = 0; r < K; ++r) {
+    UNROLL for (int r = 0; r < K; ++r) {
         double column[K];
-#pragma unroll
-        for (int i = 0; i < L; ++i) {
+        UNROLL for (int i = 0; i < L; ++i) {
             moved[r][i] = 0;
-#pragma unroll
-            for (int j = 0; j < K; ++j) moved[r][i] += g_q[i * K + j] * v[r][j];
+            UNROLL for (int j = 0; j < K; ++j) moved[r][i] += g_q[i * K + j] * v[r][j];
         }
-#pragma unroll
-        for (int i = 0; i < K; ++i) {
+        UNROLL for (int i = 0; i < K; ++i) {
             column[i] = 0;
-#pragma unroll
-            for (int j = 0; j < K; ++j) column[i] += 0.5 * (g_p[i * K + j] + g_p[j * K + i]) * v[r][j];
+            UNROLL for (int j = 0; j < K; ++j) column[i] += 0.5 * (g_p[i * K + j] + g_p[j * K + i]) * v[r][j];
         }
-#pragma unroll
-        for (int i = 0; i < K; ++i) {
+        UNROLL for (int i = 0; i < K; ++i) {
             w[i][r] = dot(u[i], moved[r]);
             symmetric[i][r] = 0;
-#pragma unroll
-            for (int j = 0; j < K; ++j) symmetric[i][r] += v[i][j] * column[j];
+            UNROLL for (int j = 0; j < K; ++j) symmetric[i][r] += v[i][j] * column[j];
         }
     }
-#pragma unroll
-    for (int r = 0; r < K; ++r) {
-#pragma unroll
-        for (int i = 0; i < L; ++i) {
+    UNROLL for (int r = 0; r < K; ++r) {
+        UNROLL for (int i = 0; i < L; ++i) {
             double outside = 0;
 #if L > K
             outside = moved[r][i];
-#pragma unroll
-            for (int j = 0; j < K; ++j) outside -= u[j][i] * w[j][r];
+            UNROLL for (int j = 0; j < K; ++j) outside -= u[j][i] * w[j][r];
             outside /= s[r];
 #endif
             moved[r][i] = outside;
         }
     }
-#pragma unroll
-    for (int r = 0; r < K; ++r) {
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+    UNROLL for (int r = 0; r < K; ++r) {
+        UNROLL for (int j = 0; j < K; ++j) {
             const double sum = s[j] + s[r], turned = w[j][r] - w[r][j] + (s[j] - s[r]) * symmetric[j][r];
             const double inside = symmetric[j][r] + (j == r || sum == 0 ? 0 : turned / sum);
-#pragma unroll
-            for (int i = 0; i < L; ++i) moved[r][i] += u[j][i] * inside;
+            UNROLL for (int i = 0; i < L; ++i) moved[r][i] += u[j][i] * inside;
         }
     }
-#pragma unroll
-    for (int i = 0; i < L; ++i) {
-#pragma unroll
-        for (int j = 0; j < K; ++j) {
+    UNROLL for (int i = 0; i < L; ++i) {
+        UNROLL for (int j = 0; j < K; ++j) {
             double sum = 0;
-#pragma unroll
-            for (int r = 0; r < K; ++r) sum += moved[r][i] * v[r][j];
+            UNROLL for (int r = 0; r < K; ++r) sum += moved[r][i] * v[r][j];
             out[i * K + j] = sum;
         }
     }
