@@ -6,7 +6,7 @@ from sklearn.cluster import KMeans as Oracle
 
 from helpers.label_maps import same_partition
 from matbackprop.errors import ShapeError
-from matbackprop.vision.segmentation import ncut_embedding, weighted_kmeans
+from matbackprop.vision.segmentation import NCutSpace, weighted_kmeans
 
 
 def blobs(n=60, k=4, e=3, seed=0):
@@ -18,7 +18,7 @@ def blobs(n=60, k=4, e=3, seed=0):
 
 def test_distortion_is_the_distance_of_projectors():
     f = torch.rand(50, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    points, degree, _ = ncut_embedding(f, 4)
+    points, degree, _ = NCutSpace().embed(f, 4)
     actual = weighted_kmeans(points, degree, [2, 4], leading=True)
     for i, k in enumerate((2, 4)):
         u = points[:, :k] * degree.sqrt()[:, None]

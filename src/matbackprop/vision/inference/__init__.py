@@ -4,20 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from matbackprop.vision.devices import choose_device
     from matbackprop.vision.inference.classifying import classify, classify_regions, name_regions
     from matbackprop.vision.inference.loading import load_classifier, load_model, load_segmenter
     from matbackprop.vision.inference.onnx_export import export_onnx
     from matbackprop.vision.inference.segmenting import segment, segment_frames, segment_photograph
     from matbackprop.vision.inference.segments import Segments
 
-__all__ = ["Segments", "choose_device", "classify", "classify_regions", "export_onnx", "load_classifier",
+__all__ = ["Segments", "classify", "classify_regions", "export_onnx", "load_classifier",
            "load_model", "load_segmenter", "name_regions", "segment", "segment_frames",
            "segment_photograph"]  # fmt: skip
 
 _MODULES = {
     "segments": ("Segments",),
-    "loading": ("choose_device", "load_classifier", "load_model", "load_segmenter"),
+    "loading": ("load_classifier", "load_model", "load_segmenter"),
     "segmenting": ("segment", "segment_frames", "segment_photograph"),
     "classifying": ("classify", "classify_regions", "name_regions"),
     "onnx_export": ("export_onnx",),

@@ -53,8 +53,8 @@ def load_classifier(source: str | Path = BOX, device: str = "auto") -> RegionCla
     """Load a trained region classifier.
 
     Args:
-        source: ``"box"`` for the classifier in the package, for the 80 classes of COCO; a folder of
-            ``save_pretrained``; a run folder of ``matbackprop train o2p``; or ``"owner/name"`` on the Hugging Face hub.
+        source: ``"box"`` for the classifier in the package, for the 80 classes of COCO; or as in
+            :func:`load_segmenter`, a run folder being of ``matbackprop train o2p``.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
 
     Raises:

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
         Segmentation,
         SoftSpace,
         connected_components,
-        ncut_embedding,
         segment_features,
-        soft_embedding,
     )
 
 __all__ = ["CLUSTER_KS", "LEVELS", "Embedding", "Hierarchy", "KMeans", "NCutSpace", "RegionGraph", "Segmentation",
-           "SoftSpace", "border_strengths", "connected_components", "contour_map", "merge_contours", "ncut_embedding",
-           "refine_labels", "region_graph", "region_means", "segment_features", "soft_embedding", "split_region",
-           "unite_region", "watershed_regions", "weighted_kmeans"]  # fmt: skip
+           "SoftSpace", "border_strengths", "connected_components", "contour_map", "merge_contours", "refine_labels",
+           "region_graph", "region_means", "segment_features", "split_region", "unite_region", "watershed_regions",
+           "weighted_kmeans"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -30,103 +30,85 @@ class Embedding(NamedTuple):
     eigenvalues: Tensor  #: (*b, e) in [0, 1], descending: of M = D^(−½)WD^(−½), or of the soft projector
 
 
-def ncut_embedding(f: Tensor, k: int, *, lam: Tensor | None = None) -> Embedding:
-    """Compute coordinates of the relaxed normalized cut of W = FFᵀ or FΛFᵀ, for all K ≤ k from one small eigenproblem.
+@dataclass(frozen=True)
+class NCutSpace:
+    """Space of the relaxed normalized cut of W = FFᵀ or FΛFᵀ.
 
     With the degrees d of W and the top eigenvectors U of M = D^(−½)WD^(−½), the points are xᵢ = uᵢ/√dᵢ with weights dᵢ.
-    They are piecewise constant if the cut is perfect (D^(−½)Z, not D^(½)Z as printed in the paper). The cost is O(md²).
-    Rows of zeros have point 0 and weight 0.
+    They are piecewise constant if the cut is perfect (D^(−½)Z, not D^(½)Z as printed in the paper). K clusters use the
+    first K coordinates. The cost is O(md²). Rows of zeros have point 0 and weight 0.
 
     Args:
-        f: non-negative features (*b, m, d).
-        k: number of eigenvectors; at most min(m, d) are returned.
         lam: symmetric positive semi-definite Λ (d, d); None for the identity. Its gradient needs a positive definite Λ.
-
-    Returns:
-        An :class:`Embedding` with e = min(k, m, d) coordinates.
-
-    Raises:
-        ShapeError: f is not a matrix, the shape of Λ is not (d, d), or k < 1.
-        SymmetryError, DomainError: Λ is not symmetric, or not positive semi-definite.
 
     Example:
         >>> f = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
-        >>> e = ncut_embedding(f, 2)
+        >>> e = NCutSpace().embed(f, 2)
         >>> bool((e.points[0] - e.points[1]).abs().max() < 1e-12), e.points.shape
         (True, torch.Size([3, 2]))
 
     References:
         F. Bach, M. Jordan, Learning spectral clustering, with application to speech separation, JMLR 2006.
     """
-    check_matrix(f, "f")
-    if k < 1:
-        raise ShapeError(f"k must be at least 1, got {k}.")
-    dtype = f.dtype
-    if lam is not None:
-        check_lambda(lam, f.shape[-1])
-        f = f.to(torch.float64) @ matrix_sqrt(lam).to(torch.float64)
-    values, vectors, degrees = spectral_embedding(f, min(k, *f.shape[-2:]))
-    safe = torch.where(degrees > 0, degrees, torch.ones_like(degrees))
-    points = vectors / safe.sqrt().unsqueeze(-1)
-    points = points * (degrees > 0).unsqueeze(-1)
-    return Embedding(points.to(dtype), degrees.clamp(min=0).to(dtype), values.to(dtype))
 
-
-def soft_embedding(f: Tensor, *, ridge: float = 0.3) -> Embedding:
-    """Compute coordinates in the space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½), with tr FᵀF = 1.
-
-    Coordinates are along the principal axes. Their eigenvalues s/(s + λ/d) are those of the soft projector Π_λ, and the
-    sum of the eigenvalues is its soft rank.
-
-    Args:
-        f: features (*b, m, d).
-        ridge: λ of :func:`matbackprop.normalized_cut_soft`.
-
-    Returns:
-        An :class:`Embedding` with unit weights. The points are zero if all features are zero.
-
-    Example:
-        >>> f = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        >>> e = soft_embedding(f, ridge=0.3)
-        >>> torch.allclose((e.points * e.points).sum(0), e.eigenvalues)
-        True
-    """
-    check_matrix(f, "f")
-    if not 0 < ridge < math.inf:
-        raise ConfigurationError(f"ridge must be positive and finite, got {ridge}.")
-    rows = f.double()  # in float32, squaring would lose small eigenvalues
-    gram = symmetrize(rows.mT @ rows)
-    trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
-    scale = torch.where(trace > 0, trace, torch.ones_like(trace)).rsqrt()
-    values, vectors = batched_eigh(gram * (scale * scale)[..., None, None])
-    values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
-    shifted = values + ridge / f.shape[-1]
-    points = (rows * scale[..., None, None]) @ (vectors * shifted.rsqrt().unsqueeze(-2))
-    return Embedding(points.to(f.dtype), torch.ones_like(f[..., 0]), (values / shifted).to(f.dtype))
-
-
-@dataclass(frozen=True)
-class NCutSpace:
-    """Space of the relaxed normalized cut: D^(−½)U, weighted by the degrees, with K coordinates for K clusters."""
-
-    lam: Tensor | None = None  #: Λ of W = FΛFᵀ; None for the identity
+    lam: Tensor | None = None
     leading: ClassVar[bool] = True
 
     def embed(self, f: Tensor, most: int) -> Embedding:
-        """Return the coordinates for up to ``most`` clusters."""
-        return ncut_embedding(f, most, lam=self.lam)
+        """Embed non-negative features (*b, m, d) with min(most, m, d) coordinates, enough for ``most`` clusters.
+
+        Raises:
+            ShapeError: f is not a matrix, the shape of Λ is not (d, d), or ``most`` < 1.
+            SymmetryError, DomainError: Λ is not symmetric, or not positive semi-definite.
+        """
+        check_matrix(f, "f")
+        if most < 1:
+            raise ShapeError(f"most must be at least 1, got {most}.")
+        dtype = f.dtype
+        if self.lam is not None:
+            check_lambda(self.lam, f.shape[-1])
+            f = f.to(torch.float64) @ matrix_sqrt(self.lam).to(torch.float64)
+        values, vectors, degrees = spectral_embedding(f, min(most, *f.shape[-2:]))
+        safe = torch.where(degrees > 0, degrees, torch.ones_like(degrees))
+        points = vectors / safe.sqrt().unsqueeze(-1)
+        points = points * (degrees > 0).unsqueeze(-1)
+        return Embedding(points.to(dtype), degrees.clamp(min=0).to(dtype), values.to(dtype))
 
 
 @dataclass(frozen=True)
 class SoftSpace:
-    """Space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½) with equal weights."""
+    """Space of the soft objective: the rows of F(FᵀF + (λ/d)I)^(−½), with tr FᵀF = 1 and equal weights.
 
-    ridge: float = 0.3  #: λ
+    Coordinates are along the principal axes. Their eigenvalues s/(s + λ/d) are those of the soft projector Π_λ, and the
+    sum of the eigenvalues is its soft rank. The points are zero if all features are zero.
+
+    Args:
+        ridge: λ of :func:`matbackprop.normalized_cut_soft`.
+
+    Example:
+        >>> f = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> e = SoftSpace(ridge=0.3).embed(f)
+        >>> torch.allclose((e.points * e.points).sum(0), e.eigenvalues)
+        True
+    """
+
+    ridge: float = 0.3
     leading: ClassVar[bool] = False
 
-    def embed(self, f: Tensor, most: int) -> Embedding:
-        """Return all coordinates; ``most`` is not used."""
-        return soft_embedding(f, ridge=self.ridge)
+    def embed(self, f: Tensor, most: int = 1) -> Embedding:
+        """Embed features (*b, m, d) with d coordinates. ``most`` is not used."""
+        check_matrix(f, "f")
+        if not 0 < self.ridge < math.inf:
+            raise ConfigurationError(f"ridge must be positive and finite, got {self.ridge}.")
+        rows = f.double()  # in float32, squaring would lose small eigenvalues
+        gram = symmetrize(rows.mT @ rows)
+        trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
+        scale = torch.where(trace > 0, trace, torch.ones_like(trace)).rsqrt()
+        values, vectors = batched_eigh(gram * (scale * scale)[..., None, None])
+        values, vectors = values.flip(-1).clamp(min=0), vectors.flip(-1)
+        shifted = values + self.ridge / f.shape[-1]
+        points = (rows * scale[..., None, None]) @ (vectors * shifted.rsqrt().unsqueeze(-2))
+        return Embedding(points.to(f.dtype), torch.ones_like(f[..., 0]), (values / shifted).to(f.dtype))
 
 
 CLUSTER_KS = (2, 3, 4, 5, 6, 8, 10, 14)  #: Default numbers of clusters; chosen on training images of BSDS300.
