@@ -301,6 +301,22 @@ def test_bad_operators():
         torch.func.vmap(lambda s: topk_eigh(lambda x, s: s * x, 1, (s,), n=3).eigenvalues)(torch.ones(2))
 
 
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_large_entry_does_not_hide_the_asymmetry_of_a_sparse_matrix(layout):
+    a = torch.tensor([[1e10, 0, 0], [0, 1, 0.6], [0, 0, 1]], dtype=torch.float64).to_sparse(layout=layout)
+    for operator in (topk_eigh, topk_subspace):
+        with pytest.raises(SymmetryError, match=r"transpose by up to 0\.6"):
+            operator(a, 1)
+
+
+def test_unchecked_asymmetric_operators_are_nan():
+    a = torch.tensor([[2.0, 0.6], [0.0, 1.0]], dtype=torch.float64)
+    operators = [(a.to_sparse(), (), None), (a.to_sparse_csr(), (), None), (lambda x, a: a @ x, (a,), 2)]
+    for operator, params, n in operators:
+        assert bool(topk_eigh(operator, 1, params, n=n, check=False).eigenvalues.isnan().all())
+        assert bool(topk_subspace(operator, 1, params, n=n, check=False).isnan().all())
+
+
 def test_the_zero_matrix():
     assert topk_eigh(torch.zeros(3, 3), 1).eigenvalues.tolist() == [0]
     with pytest.raises(TieError, match="both sides"):

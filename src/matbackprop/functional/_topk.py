@@ -10,27 +10,17 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from matbackprop._torch import is_batched
-from matbackprop.checks import (
-    check_finite,
-    check_floating,
-    check_matrix,
-    nan_where,
-    prepare,
-    raise_or_nan,
-    values_checkable,
-    wants_check,
-)
-from matbackprop.errors import DomainError, DtypeError, GaugeWarning, ShapeError, SolverError, SymmetryError, TieError
+from matbackprop.checks import check_matrix, nan_where, prepare, raise_or_nan, values_checkable
+from matbackprop.errors import GaugeWarning, TieError
 from matbackprop.functional._eigh import Eigenpairs, largest_positive
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._linear_solve import pull_back, push_forward, solve_by_products
+from matbackprop.functional._linear_solve import pull_back, push_forward
+from matbackprop.functional._symmetric_operator import Products, check_count, symmetric_operator
 from matbackprop.functional._ties import (
     TiePolicy,
     Ties,
@@ -46,212 +36,13 @@ from matbackprop.numerics import (
     compute_dtype,
     gap_tolerance,
     half_of_the_digits,
-    in_precision,
     inner,
-    is_double,
     real_dtype,
     symmetrize,
 )
 from matbackprop.solvers import batched_eigh
-from matbackprop.solvers.krylov import Leading, leading_pairs
 
 _WHOLE = 512  # up to this order, or for more than an eighth of the pairs, a full decomposition is faster
-
-
-class _Products(NamedTuple):
-    """Products with A(θ), or −A(θ) for the smallest eigenvalues, and the limits of the iterations."""
-
-    matvec: Callable[..., Tensor]  # maps columns (n, r) and θ to A(θ) times the columns
-    tolerance: float  # relative residual
-    max_products: int  # largest number of products with one vector
-
-    def outside(self, b: Tensor, v: Tensor, params: Sequence[Tensor]) -> Tensor:
-        """Z outside the span of V with ZH − AZ = (I − VVᵀ)B and H = VᵀAV, which is diagonal up to rounding."""
-        if v.shape[0] == v.shape[1]:
-            return torch.zeros_like(v)
-        h = symmetrize(v.mH @ self.matvec(v, *params))
-        right = (b - v @ (v.mH @ b)).mT
-        matvec = partial(_outside, self.matvec)
-        z = solve_by_products(matvec, right, (v, h, *params), self.tolerance, self.max_products).mT
-        return z - v @ (v.mH @ z)
-
-
-def _outside(matvec: Callable[..., Tensor], x: Tensor, v: Tensor, h: Tensor, *params: Tensor) -> Tensor:
-    """(XH − AX)ᵀ given Xᵀ ``(k, n)``, with a multiple of the identity on the span of V, where it is indefinite."""
-    columns = x.mT
-    inside = v.mH @ columns
-    size = h.detach().abs().amax()
-    lift = torch.where(size == 0, 1, size) * inside - inside @ h + h @ inside
-    return (columns @ h - matvec(columns, *params) + v @ lift).mT
-
-
-class _Operator(NamedTuple):
-    products: _Products
-    params: tuple[Tensor, ...]  # θ, floating-point tensors in the dtype of the computation
-    order: int
-    like: Tensor  # has the device and dtype of results
-    dtype: torch.dtype  # of the computation
-    check_values: bool
-    bad: Tensor | None = None  # whether A is not symmetric, if values are not checked
-
-    def leading(self, k: int, generator: torch.Generator | None) -> Leading:
-        """The k largest eigenpairs as constants."""
-        source = torch.Generator().manual_seed(0) if generator is None else generator
-        like = torch.empty(self.order, dtype=self.dtype, device=self.like.device)
-        matvec, tolerance, max_products = self.products
-        params = [p.detach() for p in self.params]
-        with torch.no_grad():
-            return leading_pairs(lambda x: matvec(x, *params), like, k, tolerance, max_products, source)
-
-
-class _Places(NamedTuple):
-    starts: Tensor  # compressed rows
-    rows: Tensor
-    columns: Tensor
-
-
-class _SparseFactors(NamedTuple):
-    values: Tensor
-    x: Tensor
-    places: _Places
-
-
-class _SparseProduct(Operation):
-    """AX for a symmetric A ``(n, n)`` with entries at given positions, with a symmetrized gradient."""
-
-    @staticmethod
-    def forward(values: Tensor, x: Tensor, places: _Places) -> Tensor:
-        # Compressed rows, because products with COO are five times slower.
-        size = (len(x), len(x))
-        return torch.sparse_csr_tensor(places.starts, places.columns, values, size, check_invariants=False) @ x
-
-    @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _SparseFactors:
-        return _SparseFactors(*inputs)
-
-    @staticmethod
-    def adjoint(saved: _SparseFactors, needed: Sequence[bool], g: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        values, x, places = saved
-        _, rows, columns = places
-        g_values = None
-        if needed[0]:
-            g_values = 0.5 * ((g[rows] * x[columns].conj()).sum(-1) + (x[rows] * g[columns].conj()).sum(-1))
-        return g_values, apply(_SparseProduct, values, g, places) if needed[1] else None
-
-
-def _sparse_operator(a: Tensor, check_values: bool) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    check_floating(a, "a", or_complex=True)
-    if a.ndim != 2 or a.shape[0] != a.shape[1]:
-        raise ShapeError(f"A sparse matrix must be one square matrix (n, n), got shape {tuple(a.shape)}.")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-        a = (a if a.layout == torch.sparse_coo else a.to_sparse_coo()).coalesce()
-        rows, columns = a.indices().unbind(0)
-        places = _Places(a.detach().to_sparse_csr().crow_indices(), rows, columns)
-    values = a.values()
-    if check_values:
-        check_finite(values, "a")
-        skew = (a.detach() - a.detach().t().conj_physical()).coalesce().values().abs()
-        worst = float(skew.max()) if skew.numel() else 0.0
-        if worst > half_of_the_digits(a.dtype) * float(values.detach().abs().max() if values.numel() else 0):
-            raise SymmetryError(
-                f"a must be symmetric, but it differs from its transpose by up to {worst:.3g}. Pass its symmetric part."
-            )
-    return lambda x, entries: apply(_SparseProduct, entries, x, places), (values,)
-
-
-def _dense_product(x: Tensor, a: Tensor) -> Tensor:
-    return a @ x if x.shape[-1] == 1 else (x.mH @ a).mH  # A is symmetric; this order is faster for few columns
-
-
-def _negated(matvec: Callable[..., Tensor], x: Tensor, *params: Tensor) -> Tensor:
-    return -matvec(x, *params)
-
-
-def _symmetric_operator(
-    a: Tensor | Callable[..., Tensor],
-    k: int,
-    params: Sequence[Tensor],
-    n: int | None,
-    largest: bool,
-    limits: tuple[float | None, int],
-    check: bool | None,
-    precision: torch.dtype | None,
-) -> _Operator:
-    bad = None
-    if not isinstance(a, Tensor):
-        matvec, params, n, like = _check_function(a, params, n, precision)
-        check_values = wants_check(check, like)
-    elif a.layout != torch.strided:
-        check_values, like, n = wants_check(check, a), a, a.shape[-1]
-        matvec, params = _sparse_operator(a, check_values)
-    else:
-        check_matrix(a, "a", square=True, or_complex=True)
-        if a.ndim > 2:
-            raise ShapeError(
-                f"a must be one matrix (n, n), got shape {tuple(a.shape)}. Loop over the matrices of a batch."
-            )
-        x, check_values, bad, _ = prepare(a, "a", check, precision, sizes=None, symmetric=True)
-        matvec, params, like, n = _dense_product, (x,), a, a.shape[-1]
-    _check_count(k, n)
-    if torch.compiler.is_compiling() or any(is_batched(p) for p in params):
-        raise SolverError(
-            "The iteration for leading eigenpairs depends on values, which torch.compile and vmap cannot trace. "
-            "Keep this call out of the compiled region, or use eigh with the matrix."
-        )
-    dtype = compute_dtype(precision, like.dtype)
-    tolerance, max_products = limits
-    if tolerance is None:
-        tolerance = 1e-11 if is_double(dtype) else 1e-5
-    params = tuple(in_precision(p, dtype) for p in params)
-    if not isinstance(a, Tensor):
-        _check_products(matvec, torch.empty(n, dtype=dtype, device=like.device), params, check_values)
-    products = _Products(matvec if largest else partial(_negated, matvec), tolerance, max_products)
-    return _Operator(products, params, n, like, dtype, check_values, bad)
-
-
-def _check_function(
-    a: Any, params: Sequence[Tensor], n: int | None, precision: torch.dtype | None
-) -> tuple[Callable[..., Tensor], Sequence[Tensor], int, Tensor]:
-    if not callable(a):
-        raise DtypeError(f"a must be a torch.Tensor or a function of columns, got {type(a).__name__}.")
-    if n is None:
-        raise ShapeError("The order of a function is unknown. Pass n.")
-    if any(not isinstance(p, Tensor) for p in params):
-        raise DtypeError("params must be tensors. Bind other arguments into the function.")
-    numbers = [p for p in params if p.dtype.is_floating_point or p.is_complex()]
-    numbers.sort(key=lambda p: not p.is_complex())
-    return a, params, n, numbers[0] if numbers else torch.empty(0, dtype=compute_dtype(precision))
-
-
-def _check_count(k: int, n: int) -> None:
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= n:
-        raise DomainError(f"k must be an integer in 1 … {n} for an operator of order {n}, got {k!r}.")
-
-
-def _check_products(matvec: Callable[..., Tensor], like: Tensor, params: Sequence[Tensor], check_values: bool) -> None:
-    """Raise unless a product has the shape and dtype of its input and is symmetric for two vectors."""
-    ramp = torch.linspace(-1, 1, len(like), dtype=torch.float64, device=like.device)
-    ramp = torch.complex(ramp, 0.3 * ramp.square()) if like.is_complex() else ramp
-    probe = torch.stack([(7 * ramp).cos(), (11 * ramp + 1).sin()], -1).to(like.dtype)
-    with torch.no_grad(), autocast_off(like.device.type):
-        out = matvec(probe, *params)
-    if not isinstance(out, Tensor) or out.shape != probe.shape or out.dtype != probe.dtype:
-        kind = f"{out.dtype} of shape {tuple(out.shape)}" if isinstance(out, Tensor) else type(out).__name__
-        raise ShapeError(
-            f"The function must map columns {tuple(probe.shape)} of {probe.dtype} to the same shape and dtype, got "
-            f"{kind}. Cast the tensors that it captures to {probe.dtype}, or pass them in params."
-        )
-    if check_values and out.numel():
-        check_finite(out, "the product of a")
-        within = probe.mH @ out
-        skew = float((within - within.mH).abs().max())
-        size = float(torch.linalg.vector_norm(probe) * torch.linalg.vector_norm(out))
-        if skew > half_of_the_digits(out.dtype) * size:
-            raise SymmetryError(
-                f"a must be symmetric, but xᵀAy − yᵀAx is {skew:.3g} for two vectors. Return products with its "
-                f"symmetric part."
-            )
 
 
 class _Gaps(NamedTuple):
@@ -309,7 +100,7 @@ class _NoGaps(NamedTuple):
 
 
 class _OperatorPairs(NamedTuple):
-    products: _Products
+    products: Products
     gaps: _Gaps | _NoGaps
     lam: Tensor
     v: Tensor
@@ -326,7 +117,7 @@ class _TopK(Operation):
 
     @staticmethod
     def forward(
-        products: _Products, gaps: _Gaps | _NoGaps, values: Tensor, vectors: Tensor, *params: Tensor
+        products: Products, gaps: _Gaps | _NoGaps, values: Tensor, vectors: Tensor, *params: Tensor
     ) -> tuple[Tensor, Tensor]:
         return values.clone(), vectors.clone()
 
@@ -518,13 +309,13 @@ def topk_eigh(
     """
     if isinstance(a, Tensor) and a.layout == torch.strided:
         check_matrix(a, "a", square=True, or_complex=True)
-        _check_count(k, a.shape[-1])
+        check_count(k, a.shape[-1])
         if a.ndim > 2 or a.shape[-1] <= max(_WHOLE, 8 * k) or not values_checkable(a):
             dtype = compute_dtype(precision, a.dtype)
             policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, a, dtype)
             return _dense(a, k, largest, policy, dtype)
     limits = (tolerance, max_products)
-    operator = _symmetric_operator(a, k, params, n, largest, limits, check, precision)
+    operator = symmetric_operator(a, k, params, n, largest, limits, check, precision)
     like = operator.like
     shape = like.new_empty(operator.order, 0)
     policy = tie_policy("topk_eigh", ties, tie_tol, broadening, check, shape, operator.dtype)
@@ -591,7 +382,7 @@ def topk_subspace(
         tensor([1., 0., 1.])
     """
     limits = (tolerance, max_products)
-    operator = _symmetric_operator(a, k, params, n, largest, limits, check, precision)
+    operator = symmetric_operator(a, k, params, n, largest, limits, check, precision)
     check_values = operator.check_values
     with autocast_off(operator.like.device.type):
         pairs = operator.leading(k, generator)
