@@ -13,15 +13,14 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from matbackprop.errors import ConfigurationError, DataError, ShapeError
+from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write, counted
 from matbackprop.vision.metrics import ImageScores, boundary_curve, contour_counts, f_measure, score_images, summarize
-from matbackprop.vision.metrics.evaluation import boundary_scores
+from matbackprop.vision.metrics.evaluation import boundary_scores, map_images
 from matbackprop.vision.progress import track
 from matbackprop.vision.report.tables import Table
-from matbackprop.vision.workers import parallel_map
 
 
 @dataclass(kw_only=True)
@@ -88,12 +87,13 @@ def contours(config: ContourMapsConfig) -> dict[str, Any]:
     truth = index_label_files(config.ground_truth, names=files)
     if not files:
         raise DataError(f"{config.contours} contains no contour map. Supported: .png, .npy, .mat.")
-    if without := [name for name in files if name not in truth]:
-        raise DataError(f"{len(without)} of {len(files)} images have no human map: {', '.join(without[:5])}. Add them.")
-    jobs = [(name, paths, truth[name]) for name, paths in files.items()]
-    score = partial(_score_contours, thresholds=config.thresholds, tolerance=config.tolerance)
-    scored = parallel_map(score, jobs, _workers(config, len(jobs)))
-    counts = list(track(scored, "Scoring images", len(jobs)))
+    scored = map_images(
+        partial(_contour_counts, thresholds=config.thresholds, tolerance=config.tolerance),
+        {name: partial(_read_contours, name, paths) for name, paths in files.items()},
+        {name: partial(_read, paths, config.thresholds) for name, paths in truth.items()},
+        _workers(config, len(files)),
+    )
+    counts = list(track(scored, "Scoring images", len(files)))
     levels = [(i + 1) / (config.thresholds + 1) for i in range(config.thresholds)]
     curve, scores = boundary_curve(counts), boundary_scores(counts)
     ods = curve.pop("ods")
@@ -101,13 +101,13 @@ def contours(config: ContourMapsConfig) -> dict[str, Any]:
     Table(
         ["ODS", "OIS", "AP", "threshold", "precision", "recall"],
         [[*scores.values(), ods["threshold"], ods["precision"], ods["recall"]]],
-        title=f"Boundary F-measure: {counted(len(jobs), 'image')}, {counted(config.thresholds, 'threshold')}",
+        title=f"Boundary F-measure: {counted(len(files), 'image')}, {counted(config.thresholds, 'threshold')}",
         note="Threshold, precision and recall at ODS.",
         formats=dict.fromkeys(("ODS", "OIS", "AP", "precision", "recall"), ".6f") | {"threshold": ".4f"},
     ).show()
     curves = zip(files, (f_measure(count)[2] for count in counts), strict=True)
     document = {
-        "images": len(jobs),
+        "images": len(files),
         "thresholds": config.thresholds,
         "scores": scores,
         "ods": ods,
@@ -117,15 +117,14 @@ def contours(config: ContourMapsConfig) -> dict[str, Any]:
     return _finish(config, document)
 
 
-def _score_contours(job: tuple[str, list[Path], list[Path]], thresholds: int, tolerance: float) -> Any:
-    name, paths, truth = job
+def _read_contours(name: str, paths: list[Path]) -> Any:
     if len(paths) > 1:
         raise DataError(f"{name} has {len(paths)} contour maps. Keep one.")
-    try:
-        human = _read(truth, thresholds)
-        return contour_counts(read_contour_map(paths[0]), human, thresholds=thresholds, tolerance=tolerance)
-    except ShapeError as error:
-        raise DataError(f"{name}: {error}") from error
+    return read_contour_map(paths[0])
+
+
+def _contour_counts(name: str, contours: Any, truth: list[Any], **options: Any) -> Any:
+    return contour_counts(contours, truth, **options)
 
 
 def _check(config: _Options) -> None:

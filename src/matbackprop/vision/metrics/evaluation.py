@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from matbackprop.vision.metrics.objects_parts import best_f, score_objects
 from matbackprop.vision.metrics.regions import HumanMaps, RegionScores, harmonic_mean, score_regions
 from matbackprop.vision.workers import parallel_map
 
+T = TypeVar("T")
 Maps = Sequence[Any] | Callable[[], Sequence[Any]]  #: Label maps of an image, or a function that reads them.
 
 
@@ -116,16 +117,25 @@ def score_images(
         DataError: there is no image, or images have no human maps. Images with unreadable or incompatible maps are
             listed in one error after all other images were evaluated.
     """
+    return map_images(partial(score_image, **options), segmentations, ground_truth, workers)
+
+
+def map_images(
+    score: Callable[[str, Any, Any], T],
+    segmentations: Mapping[str, Any],
+    ground_truth: Mapping[str, Maps],
+    workers: int,
+) -> Iterator[T]:
+    """Yield ``score(name, segmentations, ground_truth)`` of many images; see :func:`score_images`."""
     if not segmentations:
         raise DataError("There is no segmentation to evaluate. Pass at least one image.")
     without = [name for name in segmentations if name not in ground_truth]
     if without:
         shown = ", ".join(sorted(without)[:5]) + (", …" if len(without) > 5 else "")
         raise DataError(f"{len(without)} of {len(segmentations)} images have no human map: {shown}. Add the maps.")
-    score = partial(_score, **options)
     jobs = [(name, maps, ground_truth[name]) for name, maps in segmentations.items()]
     problems = []
-    for result in parallel_map(score, jobs, workers):
+    for result in parallel_map(partial(_score, score), jobs, workers):
         if isinstance(result, str):
             problems.append(result)
         else:
@@ -136,11 +146,10 @@ def score_images(
         raise DataError(f"{len(problems)} of {len(jobs)} images cannot be scored:\n  " + "\n  ".join(problems))
 
 
-def _score(job: tuple[str, Maps, Maps], **options: Any) -> ImageScores | str:
+def _score(score: Callable[[str, Any, Any], T], job: tuple[str, Any, Maps]) -> T | str:
     name, *sources = job
     try:
-        maps, truths = (source() if callable(source) else source for source in sources)
-        return score_image(name, maps, truths, **options)
+        return score(name, *(source() if callable(source) else source for source in sources))
     except ValueError as error:  # also DataError of a reader
         return str(error) if isinstance(error, DataError) else f"{name}: {error}"
 
