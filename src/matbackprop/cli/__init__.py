@@ -219,6 +219,13 @@ def parse(kind: Any, arguments: Sequence[str], prog: str, description: str | Non
     return tyro.cli(kind, args=list(arguments), prog=prog, description=text)
 
 
+def optional(metavar: str) -> Any:
+    """Return the annotation of an option without a value by default, for its help text."""
+    import tyro
+
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
 def overview(commands: Mapping[str, Command] = COMMANDS, prog: str = "matbackprop") -> str:
     """Return the help text that lists commands."""
     width = max(map(len, commands)) + 2

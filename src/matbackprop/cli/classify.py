@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 import tyro
 
+from matbackprop.cli import optional
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.data.pictures import find_pictures, read_mask, read_picture
 from matbackprop.vision.files import counted, printable
@@ -30,10 +31,12 @@ class Config:
     #: box: the small network for COCO's 80 classes in the package. Or the folder of a trained model, a run folder
     #: of 'matbackprop train o2p', or owner/name on the Hugging Face hub.
     model: str = "box"
-    boxes: tuple[str, ...] = ()  #: Boxes x,y,width,height in pixels, for a single image.
+    #: Boxes x,y,width,height in pixels, for a single image.
+    boxes: Annotated[tuple[str, ...], optional("BOX ...")] = ()
     #: Mask images of the size of a single image, nonzero inside the region. One per box if both are given.
-    masks: tuple[Path, ...] = ()
-    regions: Path | None = None  #: COCO file with annotated regions of the images, matched by file name.
+    masks: Annotated[tuple[Path, ...], optional("FILE ...")] = ()
+    #: COCO file with annotated regions of the images, matched by file name.
+    regions: Annotated[Path | None, optional("FILE")] = None
     top: int = 3  #: Number of classes to print for each region.
     device: Literal["auto", "cpu", "cuda"] = "auto"  #: Device to use; auto selects CUDA if available.
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from matbackprop.cli import optional
 from matbackprop.errors import DataError
 from matbackprop.vision.files import counted, printable
 
@@ -57,7 +58,7 @@ class Download:
         Literal["bsds500", "coco", "alexnet", "vgg16", "efficientnet-lite2", "tiny-vit"], tyro.conf.Positional
     ]
     #: Target folder. Default: a folder in $MATBACKPROP_DATA for a data set, the cache for weights.
-    folder: Path | None = None
+    folder: Annotated[Path | None, optional("FOLDER")] = None
 
 
 def download(config: Download) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from matbackprop.cli import optional
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.label_files import LABEL_SUFFIXES, index_label_files, read_contour_map, read_label_maps
 from matbackprop.vision.devices import processors
@@ -26,7 +27,7 @@ from matbackprop.vision.report.tables import Table
 @dataclass(kw_only=True)
 class _Options:
     ground_truth: Path  #: Folder of human maps, one or several for each image.
-    csv: Path | None = None  #: Also write one line per image to this file.
+    csv: Annotated[Path | None, optional("FILE")] = None  #: Also write one line per image to this file.
     tolerance: float = 0.0075  #: Maximum distance between matched boundary pixels, as a fraction of the image diagonal.
     thresholds: int = 99  #: Number of evenly spaced thresholds of contour maps.
     workers: int = 0  #: Number of processes; 0 uses one per processor if there are enough images.

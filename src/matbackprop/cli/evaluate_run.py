@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from matbackprop.cli import optional
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import from_json, merge, read_config_file
 from matbackprop.vision.training.config import RECIPES, Recipe
@@ -21,7 +22,7 @@ class Config:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]  #: Run folder.
     which: Literal["best", "last"] = "best"  #: Weights to load.
     #: TOML or JSON file of fields that override the configuration of the run, for example another data folder.
-    config: Path | None = None
+    config: Annotated[Path | None, optional("FILE")] = None
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"  #: Type of device.
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from matbackprop.cli import optional
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.data.pictures import find_pictures
 from matbackprop.vision.files import atomic_write, counted, printable
@@ -47,17 +48,17 @@ class Config:
     model: str = "box"
     #: Contour strength, 0 to 1, below which regions are merged in the PNG files. Default: the threshold stored with the
     #: model.
-    threshold: float | None = None
-    k: int | None = None  #: Number of regions in the PNG files instead of a threshold.
+    threshold: Annotated[float | None, optional("FLOAT")] = None
+    k: Annotated[int | None, optional("INT")] = None  #: Number of regions in the PNG files instead of a threshold.
     #: Numbers of regions in the npz file, or of clusters with a model of 'train ncuts'. Default: eight numbers.
-    ks: tuple[int, ...] | None = None
+    ks: Annotated[tuple[int, ...] | None, optional("INT ...")] = None
     #: Files to write. png: label map, colors, borders. npz: all levels and the tree of merges. ucm2: the hierarchy as
     #: an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for all
     #: images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG.
     format: tuple[Format, ...] = ("png", "npz", "ucm2")
     #: Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only the
     #: first frame is segmented.
-    frames: int | None = None
+    frames: Annotated[int | None, optional("N")] = None
     #: Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined.
     side: int = 512
     #: Average contours over these image scales. 0.75 1 1.4 is more accurate and slower.
