@@ -147,6 +147,11 @@ def _of_symmetric(name, call, definition, tied=(1, 1, 2, 2)):
     return Row(name, call, lambda a: [definition(a)], lambda case: (symmetric(case, tied),), (0,))
 
 
+def _of_rectangle(name, call, definition, m=4, n=3):
+    """A row for m×n matrices, whose definition returns a list."""
+    return Row(name, call, definition, lambda case: (rectangular(m, n, case=case),))
+
+
 def _untied(make):
     """Inputs of operators without a gradient at equal values."""
     return lambda case: None if case in ("equal", "1e-9 apart") else make(case)
@@ -253,13 +258,7 @@ ROWS = [
         "inverse_root, p = 4", lambda a: mb.inverse_root(a, 4, eps=0.1), lambda a: truth.inverse_root(a, 4, 0.1)
     ),
     Row("eigh", lambda a: _of_vectors(*mb.eigh(a)), _eigenpairs, _untied(lambda case: (symmetric(case),)), (0,)),
-    Row(
-        "generalized_eigh",
-        lambda a, b: _of_vectors(*mb.generalized_eigh(a, b)),
-        truth.pencil,
-        _untied(_pair_of),
-        (0, 1),
-    ),
+    Row("generalized_eigh", lambda *x: _of_vectors(*mb.generalized_eigh(*x)), truth.pencil, _untied(_pair_of), (0, 1)),
     Row(
         "generalized_matrix_function, log",
         lambda a, b: mb.generalized_matrix_function(a, b, "log"),
@@ -275,13 +274,7 @@ ROWS = [
         lambda case: (*_pair_of(case), rectangular(4, 4, (1, 1, 2, 2), seed=5)),
         (0, 1),
     ),
-    Row(
-        "topk_eigh, k = 1",
-        lambda a: _values_and_projector(mb.topk_eigh(a, 1)),
-        truth.top,
-        _spaced,
-        (0,),
-    ),
+    Row("topk_eigh, k = 1", lambda a: _values_and_projector(mb.topk_eigh(a, 1)), truth.top, _spaced, (0,)),
     Row(
         "topk_eigh of products, k = 1",
         lambda a: _values_and_projector(mb.topk_eigh(lambda x, a: 0.5 * (a + a.mT) @ x, 1, (a,), n=4)),
@@ -297,28 +290,13 @@ ROWS = [
     ),
     Row("svd, 4×3", _svd, _true_svd, _untied(lambda case: (rectangular(4, 3, case=case),))),
     Row("svd, 3×4", _svd, _true_svd, _untied(lambda case: (rectangular(3, 4, case=case),))),
-    Row("polar, 4×3", mb.polar, lambda a: truth.polar(a, 0), lambda case: (rectangular(4, 3, case=case),)),
-    Row(
-        "project_rotation",
-        mb.project_rotation,
-        lambda a: [truth.rotation(a, 0)],
-        lambda case: (rectangular(3, 3, case=case),),
-    ),
+    _of_rectangle("polar, 4×3", mb.polar, lambda a: truth.polar(a, 0)),
+    _of_rectangle("project_rotation", mb.project_rotation, lambda a: [truth.rotation(a, 0)], 3, 3),
     Row("procrustes", mb.procrustes, lambda x, y: [truth.rotation(x.T * y, 0)], _points),
-    Row(
-        "low_rank, k = 1",
-        lambda a: mb.low_rank(a, 1),
-        lambda a: [truth.low_rank(a, 1)],
-        lambda case: (rectangular(4, 3, case=case),),
-    ),
-    Row(
-        "projector",
-        mb.projector,
-        lambda a: [truth.span(a, mpf(10) ** -30)[0]],
-        lambda case: (rectangular(4, 3, case=case),),
-    ),
-    Row("pinv, 4×3", mb.pinv, lambda a: [truth.pinv(a)], lambda case: (rectangular(4, 3, case=case),)),
-    Row("pinv, 3×4", mb.pinv, lambda a: [truth.pinv(a)], lambda case: (rectangular(3, 4, case=case),)),
+    _of_rectangle("low_rank, k = 1", lambda a: mb.low_rank(a, 1), lambda a: [truth.low_rank(a, 1)]),
+    _of_rectangle("projector", mb.projector, lambda a: [truth.span(a, mpf(10) ** -30)[0]]),
+    _of_rectangle("pinv, 4×3", mb.pinv, lambda a: [truth.pinv(a)]),
+    _of_rectangle("pinv, 3×4", mb.pinv, lambda a: [truth.pinv(a)], 3, 4),
     Row(
         "lstsq, 4×3",
         mb.lstsq,
@@ -337,11 +315,12 @@ ROWS = [
         lambda x, w: [truth.whiten(x, list(w), mpf(0.1), axes=True)],
         _untied(_samples),
     ),
-    Row(
+    _of_rectangle(
         "second_order_pool, 3×4",
         lambda f: mb.second_order_pool(f, eps=0.125),
         lambda f: [truth.pool(f, mpf(0.125), mpmath.log)],
-        lambda case: (rectangular(3, 4, case=case),),
+        3,
+        4,
     ),
     *(row for metric in get_args(Metric) for row in _geometry(metric)),
     Row(

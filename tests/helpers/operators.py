@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import get_args
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 import matbackprop as mb
 from helpers.matrices import generator, relu_features, symmetric, to_complex, with_singular_values
@@ -104,11 +106,8 @@ def _features(m: int, d: int) -> Make:
 
 
 def _of_full_rank(m: int, d: int) -> Make:
-    return lambda spectrum: (
-        with_singular_values(
-            m, d, torch.linspace(0.5, 1.5, d) if spectrum == "separated" else torch.ones(d), 2, seed=2
-        ),
-    )
+    values = {"separated": torch.linspace(0.5, 1.5, d), "repeated": torch.ones(d)}
+    return lambda spectrum: (with_singular_values(m, d, values[spectrum], 2, seed=2),)
 
 
 def _low_rank_inputs(spectrum: str) -> tuple[Tensor, ...]:
@@ -130,10 +129,6 @@ def _with(make: Make, *more: Tensor) -> Make:
     return lambda spectrum: (*make(spectrum), *more)
 
 
-def _softplus_slope(x: Tensor) -> Tensor:
-    return torch.sigmoid(x)
-
-
 def _double(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
@@ -149,12 +144,8 @@ def _of_eigenpairs(lam: Tensor, u: Tensor) -> tuple[Tensor, ...]:
 def _of_singular_triples(u: Tensor, s: Tensor, vh: Tensor) -> tuple[Tensor, ...]:
     k = s.shape[-1]
     u1, v1 = u[..., :k], vh[..., :k, :]
-    out = [
-        s,
-        (u1 * s.exp().unsqueeze(-2)) @ v1,
-        u1 @ (s.unsqueeze(-1) * u1.mH),
-        v1.mH @ (s.sin().unsqueeze(-1) * v1),
-    ]
+    whole, left = (u1 * s.exp().unsqueeze(-2)) @ v1, u1 @ (s.unsqueeze(-1) * u1.mH)
+    out = [s, whole, left, v1.mH @ (s.sin().unsqueeze(-1) * v1)]
     if u.shape[-1] > k:
         out.append(u[..., k:] @ u[..., k:].mH)
     if vh.shape[-2] > k:
@@ -179,13 +170,9 @@ def _per_image(value: Tensor) -> tuple[Tensor, ...]:
 _ONES = _double(1, 1, 1)
 _FUNCTIONS = ("log", "sqrt", "inv_sqrt", "exp", "inverse", 0.3)
 _of_matrix = {"make": _matrices, "takes_symmetric": True}
-_weights, _regions, _eps, _power = (
-    _rand(2, 3, seed=5) + 0.2,
-    _rand(2, 2, 3, seed=6) + 0.2,
-    _double(0.1, 0.3),
-    _double(0.7),
-)
-_power = _power.expand(2)
+_weights, _regions = _rand(2, 3, seed=5) + 0.2, _rand(2, 2, 3, seed=6) + 0.2
+_eps, _power = _double(0.1, 0.3), _double(0.7).expand(2)
+_svd_full = partial(mb.svd, full_matrices=True)
 
 
 def _sym(a: Tensor) -> Tensor:
@@ -254,18 +241,14 @@ CASES = [
         _with(_matrices, _double(0.7, -1.3)),
         takes_symmetric=True,
     ),
-    Case("matrix_cube", lambda a, **o: mb.matrix_power(a, 3, **o), **_of_matrix),
-    Case("matrix_power_minus_2", lambda a, **o: mb.matrix_power(a, -2, **o), **_of_matrix),
-    Case(
-        "own_derivative",
-        lambda a, **o: mb.matrix_function(a, (torch.nn.functional.softplus, _softplus_slope), **o),
-        **_of_matrix,
-    ),
-    Case("own_log", lambda a, **o: mb.matrix_function(a, (torch.log, torch.reciprocal), **o), **_of_matrix),
-    Case("matrix_functions", lambda a, **o: mb.matrix_functions(a, list(_FUNCTIONS), **o), **_of_matrix),
-    Case("matrix_clamp", lambda a, **o: mb.matrix_clamp(a, 1.3, **o), **_of_matrix),
-    Case("inverse_root", lambda a, **o: mb.inverse_root(a, 4, eps=0.1, **o), **_of_matrix),
-    Case("inverse_root_relative", lambda a, **o: mb.inverse_root(a, 2, eps=0.1, relative=True, **o), **_of_matrix),
+    Case("matrix_cube", partial(mb.matrix_power, p=3), **_of_matrix),
+    Case("matrix_power_minus_2", partial(mb.matrix_power, p=-2), **_of_matrix),
+    Case("own_derivative", partial(mb.matrix_function, function=(softplus, torch.sigmoid)), **_of_matrix),
+    Case("own_log", partial(mb.matrix_function, function=(torch.log, torch.reciprocal)), **_of_matrix),
+    Case("matrix_functions", partial(mb.matrix_functions, functions=_FUNCTIONS), **_of_matrix),
+    Case("matrix_clamp", partial(mb.matrix_clamp, least=1.3), **_of_matrix),
+    Case("inverse_root", partial(mb.inverse_root, p=4, eps=0.1), **_of_matrix),
+    Case("inverse_root_relative", partial(mb.inverse_root, p=2, eps=0.1, relative=True), **_of_matrix),
     Case("pool_thin_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(3, 4), _eps)),
     Case("pool_primal_log", lambda f, e=0.1, **o: mb.second_order_pool(f, eps=e, **o), _with(_features(4, 3), _eps)),
     Case(
@@ -273,43 +256,26 @@ CASES = [
         lambda f, w=None, **o: mb.second_order_pool(f, eps=0.1, function="sqrt", weight=w, **o),
         _with(_features(3, 4), _weights),
     ),
-    Case(
-        "pool_primal_weighted_power",
-        lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
-        _with(_features(3, 2), _weights, _eps, _power),
-        single=False,
-    ),
-    Case(
-        "pool_thin_weighted_power",
-        lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
-        _with(_features(3, 4), _weights, _eps, _power),
-        single=False,
+    *(
+        Case(
+            f"pool_{form}_weighted_power",
+            lambda f, w, e, p, **o: mb.second_order_pool(f, eps=e, weight=w, function="power", exponent=p, **o),
+            _with(_features(3, d), _weights, _eps, _power),
+            single=False,
+        )
+        for form, d in (("primal", 2), ("thin", 4))
     ),
     Case(
         "pool_regions_centered",
         lambda f, w=None, **o: mb.second_order_pool(f, eps=0.1, weight=w, center=True, **o),
         _with(_features(3, 4), _regions),
     ),
-    Case(
-        "pool_by_svd",
-        lambda f, **o: mb.second_order_pool(f, method="svd", **o),
-        _features(4, 3),
-        exact_at_ties=False,
-    ),
-    Case(
-        "pool_by_eig",
-        lambda f, **o: mb.second_order_pool(f, method="eig", **o),
-        _features(4, 3),
-        exact_at_ties=False,
+    *(
+        Case(f"pool_by_{by}", partial(mb.second_order_pool, method=by), _features(4, 3), exact_at_ties=False)
+        for by in ("svd", "eig")
     ),
     Case("eigh", mb.eigh, invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
-    Case(
-        "topk_eigh",
-        lambda a, **o: mb.topk_eigh(a, 2, **o),
-        invariants=_of_eigenpairs,
-        exact_at_ties=False,
-        **_of_matrix,
-    ),
+    Case("topk_eigh", partial(mb.topk_eigh, k=2), invariants=_of_eigenpairs, exact_at_ties=False, **_of_matrix),
     Case(
         "generalized_eigh",
         lambda a, b, **o: mb.generalized_eigh(a, 0.5 * (b + b.mH), **o),
@@ -344,20 +310,8 @@ CASES = [
     ),
     Case("svd_tall", mb.svd, _features(4, 3), _of_singular_triples, exact_at_ties=False),
     Case("svd_wide", mb.svd, _features(3, 4), _of_singular_triples, exact_at_ties=False),
-    Case(
-        "svd_full_tall",
-        lambda a, **o: mb.svd(a, True, **o),
-        _features(4, 3),
-        _of_singular_triples,
-        exact_at_ties=False,
-    ),
-    Case(
-        "svd_full_wide",
-        lambda a, **o: mb.svd(a, True, **o),
-        _features(3, 4),
-        _of_singular_triples,
-        exact_at_ties=False,
-    ),
+    Case("svd_full_tall", _svd_full, _features(4, 3), _of_singular_triples, exact_at_ties=False),
+    Case("svd_full_wide", _svd_full, _features(3, 4), _of_singular_triples, exact_at_ties=False),
     Case("projector", mb.projector, _of_full_rank(4, 2)),
     Case(
         "projector_symmetric",
@@ -373,13 +327,8 @@ CASES = [
         _with(_of_full_rank(4, 2), _rand(2, 3, 2, seed=34)),
         single=False,
     ),
-    Case(
-        "lstsq",
-        lambda a, b, **o: mb.lstsq(a, b, **o),
-        _with(_of_full_rank(4, 2), _rand(2, 4, 3, seed=35)),
-        single=False,
-    ),
-    Case("spectral_projector", lambda a, **o: mb.spectral_projector(a, rank=1, **o), **_of_matrix),
+    Case("lstsq", mb.lstsq, _with(_of_full_rank(4, 2), _rand(2, 4, 3, seed=35)), single=False),
+    Case("spectral_projector", partial(mb.spectral_projector, rank=1), **_of_matrix),
     Case("polar_tall", mb.polar, _of_full_rank(4, 2)),
     Case("polar_wide", mb.polar, lambda spectrum: (_of_full_rank(4, 2)(spectrum)[0].mT,)),
     Case("project_rotation", mb.project_rotation, _of_full_rank(3, 3)),
@@ -391,18 +340,13 @@ CASES = [
     ),
     Case(
         "procrustes_with_reflections",
-        lambda x, y, **o: mb.procrustes(x, y, reflection=True, **o),
+        partial(mb.procrustes, reflection=True),
         lambda spectrum: (_rand(2, 4, 3, seed=15), _rand(2, 4, 3, seed=16)),
         single=False,
     ),
-    Case("low_rank", lambda a, **o: mb.low_rank(a, 2, **o), _low_rank_inputs),
-    Case(
-        "affinity",
-        lambda f, lam=None: mb.affinity(f, lam),
-        _with(_positive(4, 3), _rand(2, 3, 3, seed=7)),
-        options=False,
-    ),
-    Case("normalized_affinity", lambda w: mb.normalized_affinity(w), _affinities, takes_symmetric=True, options=False),
+    Case("low_rank", partial(mb.low_rank, rank=2), _low_rank_inputs),
+    Case("affinity", mb.affinity, _with(_positive(4, 3), _rand(2, 3, 3, seed=7)), options=False),
+    Case("normalized_affinity", mb.normalized_affinity, _affinities, takes_symmetric=True, options=False),
     Case(
         "normalized_cut_value",
         _labeled(mb.normalized_cut_value),
@@ -428,7 +372,7 @@ CASES = [
     Case("normalized_cut_soft", _labeled(mb.normalized_cut_soft), _positive(5, 2), _per_image),
     Case(
         "spectral_embedding",
-        lambda f, **o: mb.spectral_embedding(f, 2, **o),
+        partial(mb.spectral_embedding, k=2),
         _positive(5, 3),
         lambda lam, u, degree: (lam, (u * u[..., :1, :]).sin(), degree),
         exact_at_ties=False,
@@ -446,19 +390,8 @@ CASES = [
         takes_symmetric=True,
         single=False,
     ),
-    Case(
-        "lyapunov",
-        mb.lyapunov,
-        _with(_matrices, _rand(2, 3, 3, seed=32)),
-        takes_symmetric=True,
-        single=False,
-    ),
-    Case(
-        "linear_solve_by_lu",
-        lambda a, b, **o: mb.linear_solve(a, b, **o),
-        _with(_of_full_rank(3, 3), _rand(2, 3, 2, seed=10)),
-        single=False,
-    ),
+    Case("lyapunov", mb.lyapunov, _with(_matrices, _rand(2, 3, 3, seed=32)), takes_symmetric=True, single=False),
+    Case("linear_solve_by_lu", mb.linear_solve, _with(_of_full_rank(3, 3), _rand(2, 3, 2, seed=10)), single=False),
     *_geometry_cases(),
     Case("spd_bimap", spd.bimap, _with(_matrices, _rand(3, 2, seed=23).expand(2, 3, 2)), options=False, single=False),
     Case(
@@ -488,50 +421,24 @@ CASES = [
     ),
 ]
 
-# Rows with a complex counterpart → the number of its complex inputs.
-_WITH_COMPLEX = {
-    "matrix_functions": 1,
-    "matrix_power": 1,
-    "matrix_clamp": 1,
-    "inverse_root": 1,
-    "inverse_root_relative": 1,
-    "pool_primal_log": 1,
-    "pool_thin_weighted_power": 1,
-    "pool_regions_centered": 1,
-    "eigh": 1,
-    "generalized_eigh": 2,
-    "generalized_matrix_function": 2,
-    "svd_wide": 1,
-    "svd_full_tall": 1,
-    "projector": 1,
-    "projector_symmetric": 1,
-    "pinv_tall": 1,
-    "pinv_wide": 1,
-    "pinv_deficient": 2,
-    "lstsq": 2,
-    "spectral_projector": 1,
-    "polar_tall": 1,
-    "polar_wide": 1,
-    "procrustes_with_reflections": 2,
-    "low_rank": 1,
-    "topk_eigh": 1,
-    "whiten_thin": 1,
-    "whiten_zca": 1,
-    "whiten_pca": 1,
-    "whiten_by_statistics": 3,
-    "linear_solve_by_lu": 2,
-    "sylvester": 3,
-    "spd_distance_affine_invariant": 2,
-    "spd_geodesic_bures_wasserstein": 2,
-    "spd_exp_map_bures_wasserstein": 2,
-    "spd_log_map_log_euclidean": 2,
-    "spd_mean_affine_invariant": 1,
-    "spd_bimap": 2,
-    "spd_log_eig": 1,
-    "spd_batch_norm": 3,
-    "vectorize_symmetric": 1,
-    "unvectorize_symmetric": 1,
+# Rows with a complex counterpart, by the number of their complex inputs.
+_COMPLEX_INPUTS = {
+    1: """
+        matrix_functions matrix_power matrix_clamp inverse_root inverse_root_relative pool_primal_log
+        pool_thin_weighted_power pool_regions_centered eigh svd_wide svd_full_tall projector projector_symmetric
+        pinv_tall pinv_wide spectral_projector polar_tall polar_wide low_rank topk_eigh whiten_thin whiten_zca
+        whiten_pca spd_mean_affine_invariant spd_log_eig vectorize_symmetric unvectorize_symmetric
+    """,
+    2: """
+        generalized_eigh generalized_matrix_function pinv_deficient lstsq procrustes_with_reflections
+        linear_solve_by_lu spd_distance_affine_invariant spd_geodesic_bures_wasserstein
+        spd_exp_map_bures_wasserstein spd_log_map_log_euclidean spd_bimap
+    """,
+    3: """
+        whiten_by_statistics sylvester spd_batch_norm
+    """,
 }
+_WITH_COMPLEX = {name: count for count, names in _COMPLEX_INPUTS.items() for name in names.split()}
 
 
 def _complex_case(case: Case, number: int) -> Case:
