@@ -18,7 +18,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_result, parameter_tensor
+from matbackprop.checks import check_finite, check_result, parameter_tensor
 from matbackprop.errors import DomainError, DtypeError, OrderError
 from matbackprop.numerics import real_dtype
 
@@ -361,6 +361,15 @@ class BoundFunction:
     def in_parameter(self) -> BoundFunction:
         return BoundFunction(in_parameter(self.function), self.p)
 
+    def check_params(self) -> None:
+        if self.p is not None:
+            check_finite(self.p, "exponent" if self.function.builtin else "params")
+
+    def bad_params(self) -> Tensor | None:
+        """Return which matrices have parameters that are not finite ``(*batch,)``, or one flag for all."""
+        bad = None if self.p is None else ~self.p.isfinite()
+        return bad if bad is None or self.function.builtin else bad.any()
+
 
 def in_parameter(function: SpectralFunction) -> SpectralFunction:
     """∂g/∂p for a built-in function with a parameter."""
@@ -503,14 +512,12 @@ def resolve_function(
     )
 
 
-def bind_params(
-    function: SpectralFunction, given: Given, batch: torch.Size, like: Tensor
-) -> tuple[SpectralFunction, Tensor | None]:
-    """The function, and its parameters as one tensor of the precision of ``like``."""
+def bind_params(function: SpectralFunction, given: Given, batch: torch.Size, like: Tensor) -> BoundFunction:
+    """The function with its parameters as one tensor of the precision of ``like``."""
     if not given:
-        return function, None
+        return BoundFunction(function)
     if function.builtin:
-        return function, parameter_tensor(given[0], "exponent", batch, like)
+        return BoundFunction(function, parameter_tensor(given[0], "exponent", batch, like))
     tensors = [p for p in given if isinstance(p, Tensor)]
     theta = torch.cat([p.to(like.device, real_dtype(like.dtype)).reshape(-1) for p in tensors])
-    return dataclasses.replace(function, shapes=tuple(tuple(p.shape) for p in tensors)), theta
+    return BoundFunction(dataclasses.replace(function, shapes=tuple(tuple(p.shape) for p in tensors)), theta)

@@ -139,10 +139,9 @@ def normalized_affinity(
         Ionescu et al. (2015), section 5, proposition on dM and dΩ.
     """
     ready = prepare(w, "w", check, precision, sizes="sums", square=True, or_complex=False, others=(labels,))
-    x, check_values, *_ = ready
     with autocast_off(w.device.type):
-        k = 0 if labels is None else _region_count(w, labels, num_labels, check_values)
-        degree = _degrees(x, check_values)
+        x, k = ready.x, 0 if labels is None else _region_count(w, labels, num_labels, ready.check_values)
+        degree = _degrees(x, ready.check_values)
         positive = ~(degree <= 0)
         root = torch.where(positive, degree, 1).sqrt()
         down = root.reciprocal() * positive

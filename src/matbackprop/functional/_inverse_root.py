@@ -100,8 +100,8 @@ def prepared_inverse_root(
     else:
         values = values.masked_fill(values <= 0, torch.nan)
     damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)
-    function, parameter = bind_params(function, exponent, x.shape[:-2], x)
-    return ready.marked(spectral(damped, Spectrum(values, vectors.detach()), function, parameter))
+    g = bind_params(function, exponent, x.shape[:-2], x)
+    return ready.marked(spectral(damped, Spectrum(values, vectors.detach()), g.function, g.p))
 
 
 def check_positive(values: Tensor, eps: float, name: str) -> None:

@@ -13,7 +13,6 @@ from matbackprop._torch import reverse_mode_only, values_checkable
 from matbackprop.checks import (
     Prepared,
     all_finite,
-    check_finite,
     check_matrix,
     check_result,
     nan_where,
@@ -228,26 +227,17 @@ def from_one_decomposition(
         return tuple(outs)
 
 
-def not_finite(function: SpectralFunction, p: Tensor) -> Tensor:
-    """Return which matrices have parameters that are not finite, ``(*batch,)``, or one flag for all."""
-    bad = ~p.isfinite()
-    return bad if function.builtin else bad.any()
-
-
 def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: SpectralFunction, given: Given) -> Tensor:
     x, lam = ready.x, spectrum.values
-    function, p = bind_params(function, given, x.shape[:-2], x)
-    check_captured(function, lam, p)
+    g = bind_params(function, given, x.shape[:-2], x)
+    check_captured(g, lam)
     if not ready.check_values:
-        lam = lam.masked_fill(outside_domain(lam, function), torch.nan)
-        if p is not None:
-            lam = nan_where(not_finite(function, p), lam)
-        return ready.marked(of_symmetric_part(a, x, Spectrum(lam, spectrum.vectors), function, p))
-    if p is not None:
-        check_finite(p, "exponent" if function.builtin else "params")
+        lam = nan_where(g.bad_params(), lam.masked_fill(outside_domain(lam, function), torch.nan))
+        return ready.marked(of_symmetric_part(a, x, Spectrum(lam, spectrum.vectors), g))
+    g.check_params()
     check_domain(lam, function, "a", _REMEDY)
-    out = of_symmetric_part(a, x, spectrum, _watched(function, lam, p, a.dtype), p)
-    _check_overflow(out, lam, BoundFunction(function, p))
+    out = of_symmetric_part(a, x, spectrum, _watched(g, lam, a.dtype))
+    _check_overflow(out, lam, g)
     return out
 
 
@@ -255,14 +245,15 @@ def _has_zero(lam: Tensor, dtype: torch.dtype) -> bool:
     return bool((lam <= zero_tolerance(dtype, lam.dtype, lam.shape[-1]) * lam[..., -1:]).any())
 
 
-def _watched(function: SpectralFunction, lam: Tensor, p: Tensor | None, dtype: torch.dtype) -> SpectralFunction:
-    """Return the function with derivatives that raise if they are infinite or overflow."""
+def _watched(g: BoundFunction, lam: Tensor, dtype: torch.dtype) -> BoundFunction:
+    """Return g with derivatives that raise if they are infinite or overflow."""
+    function = g.function
     if function.builtin and function.domain == "nonnegative" and lam.numel() and _has_zero(lam, dtype):
         zero = torch.zeros_like(lam[..., 0])
-        if not all_finite(BoundFunction(function, p).first(zero, zero)):
+        if not all_finite(g.first(zero, zero)):
             fault = f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}"
-            return without_derivatives(function, fault)
-    return dataclasses.replace(function, check_overflow=True)
+            return BoundFunction(without_derivatives(function, fault), g.p)
+    return BoundFunction(dataclasses.replace(function, check_overflow=True), g.p)
 
 
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:

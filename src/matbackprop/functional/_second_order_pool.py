@@ -49,7 +49,7 @@ from matbackprop.divided_differences import (
 from matbackprop.errors import DomainError, NumericalWarning
 from matbackprop.functional._eigh import eigh
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
-from matbackprop.functional._matrix_function import check_domain, not_finite
+from matbackprop.functional._matrix_function import check_domain
 from matbackprop.functional._spectrum import Point, Spectrum, check_captured, spectral
 from matbackprop.functional._svd import svd
 from matbackprop.numerics import autocast_off, eye_like, inner, is_double, real_dtype, symmetrize
@@ -454,26 +454,26 @@ def _pool(
     """C in the dtype of X, in torch operations."""
     x, w = _prepare_weight(weight, x)
     shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
-    function, p = bind_params(_with_digits(function), given, x.shape[:-2], x)
+    g = bind_params(_with_digits(function), given, x.shape[:-2], x)
+    function, p = g.function, g.p
     if check_values:
         if w is not None:
             check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
-        if p is not None:
-            check_finite(p, "exponent" if function.builtin else "params")
+        g.check_params()
         if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
             function = dataclasses.replace(function, check_overflow=True)
-    elif p is not None:
-        x = nan_where(not_finite(function, p), x)
+    else:
+        x = nan_where(g.bad_params(), x)
     problem = _Problem(_center(x, w) if center else x, w, shift, p, function, fine)
     if method != "fused":
         return _reference_pool(problem, method, check_values)
     if forward_mode_differentiated(problem.f, w, shift, p) or (p is not None and not function.builtin):
         point = problem.point()  # g of the d×d matrix A, whose derivatives have all orders and modes
-        check_captured(function, point.spectrum.values, p)
+        check_captured(g, point.spectrum.values)
         return spectral(*point)
     c, s, *_ = apply(_Pool, *problem)
     if not function.builtin:
-        check_captured(function, s + shift.detach().unsqueeze(-1), p)
+        check_captured(g, s + shift.detach().unsqueeze(-1))
     return c
 
 

@@ -323,14 +323,14 @@ class _ParameterTangent(Operation):
         return _push(_in_params(point), cast(Tensor, point.p), dp)
 
 
-def check_captured(function: SpectralFunction, values: Tensor, p: Tensor | None) -> None:
+def check_captured(g: BoundFunction, values: Tensor) -> None:
     """Raise if a user-defined function depends on tensors with a gradient that are not among its parameters."""
-    if function.builtin or values.numel() == 0 or not torch.is_grad_enabled():
+    if g.function.builtin or values.numel() == 0 or not torch.is_grad_enabled():
         return
-    fixed = BoundFunction(function, None if p is None else p.detach())
+    fixed = BoundFunction(g.function, None if g.p is None else g.p.detach())
     if is_differentiated(fixed.value(values.detach())):
         raise ConfigurationError(
-            f"The function {function.name!r} captures a tensor that requires a gradient, which it would not receive. "
+            f"The function {g.function.name!r} captures a tensor that requires a gradient, which it would not receive. "
             "Pass the tensor in params= and write the function as g(x, *params)."
         )
 
@@ -342,10 +342,8 @@ def spectral(
     return apply(_Derivative, *Point(a, spectrum, function, p).inputs(*directions))
 
 
-def of_symmetric_part(
-    a: Tensor, x: Tensor, spectrum: Spectrum, function: SpectralFunction, p: Tensor | None = None
-) -> Tensor:
+def of_symmetric_part(a: Tensor, x: Tensor, spectrum: Spectrum, g: BoundFunction) -> Tensor:
     """g(X) in the dtype of A, given the spectrum of X, the symmetric part of A in the dtype of the computation."""
     if reverse_mode_only():
-        return apply(_OfSymmetricPart, a, spectrum.values, spectrum.vectors, function, p)
-    return spectral(x, spectrum, function, p).to(a.dtype)
+        return apply(_OfSymmetricPart, a, spectrum.values, spectrum.vectors, g.function, g.p)
+    return spectral(x, spectrum, g.function, g.p).to(a.dtype)
