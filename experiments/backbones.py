@@ -159,8 +159,25 @@ class Backbones(Table1):
 
     def more(self) -> list[str]:
         """Differences on held-out training images."""
-        table = self._held_out()
-        return [] if table is None else [table.markdown()]
+        body = []
+        for row in self.chosen.values():
+            tried = [self.results.runs(key, "trial") for key in (row.key, row.reference)]
+            if row.key == row.reference or not all(tried):
+                continue
+            best = [min(one, key=lambda run: run["metrics"]["error"]) for one in tried]
+            gain = regions.difference(self.results, best[:1], best[1:])
+            if gain is not None:
+                pairs = zip(best, tried, strict=True)
+                cells = [cell for run, one in pairs for cell in (run["metrics"]["error"], len(one))]
+                body.append([row.name, *cells, interval_text(gain, 2)])
+        columns = ["model", "error", "settings", "first order", "its settings", "difference"]
+        note = (
+            "The best of the settings that were tried, one seed, chosen on the same held-out training regions. "
+            "Differences: paired bootstrap over images, 95 % interval; negative is better."
+        )
+        formats = {"error": ".2f", "first order": ".2f"}
+        table = Table(columns, body, title="On held-out training images", note=note, formats=formats)
+        return [table.markdown()] if body else []
 
     def summarize(self) -> None:
         """Write table.md and the figures."""
@@ -173,28 +190,5 @@ class Backbones(Table1):
                 xlabel="points against first order, 95 % interval",
             )
 
-    def _held_out(self) -> Table | None:
-        body = []
-        for row in self.chosen.values():
-            tried = [list(self.results.runs(key, "trial").values()) for key in (row.key, row.reference)]
-            if row.key == row.reference or not all(tried):
-                continue
-            best = [min(one, key=lambda run: run["metrics"]["error"]) for one in tried]
-            gain = regions.difference(self.results, best[:1], best[1:])
-            if gain is not None:
-                cells = [
-                    cell for run, one in zip(best, tried, strict=True) for cell in (run["metrics"]["error"], len(one))
-                ]
-                body.append([row.name, *cells, interval_text(gain, 2)])
-        columns = ["model", "error", "settings", "first order", "its settings", "difference"]
-        note = (
-            "The best of the settings that were tried, one seed, chosen on the same held-out training regions. "
-            "Differences: paired bootstrap over images, 95 % interval; negative is better."
-        )
-        formats = {"error": ".2f", "first order": ".2f"}
-        return Table(columns, body, title="On held-out training images", note=note, formats=formats) if body else None
 
-
-def main(config: Config) -> dict[str, Any]:
-    """Train and score the table."""
-    return runs.main(Backbones(config))
+main = Backbones.main

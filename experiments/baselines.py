@@ -190,8 +190,7 @@ class Baselines(table2.Table2):
     def train(self) -> None:
         """Score every method."""
         config, root = self.config, self.config.data.folder()
-        data = BSDS(root, config.split)
-        data = BSDS(root, config.split, ids=list(data.ids)[: config.data.limit])
+        data = config.limited(BSDS(root, config.split))
         for method in self.methods:
             configuration = {"method": method, "limit": config.data.limit, "boundary": config.boundary}
             provenance = {"configuration": configuration, "data": runs.data_hash(root, (config.split,)),
@@ -201,6 +200,4 @@ class Baselines(table2.Table2):
                 self.results.run(method, "baseline", 0, provenance, work)
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Score the baselines and rebuild table 2 with them."""
-    return runs.main(Baselines(config))
+main = Baselines.main

@@ -13,7 +13,6 @@ best covering is written to the folder of unpublished files, because it shows im
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from scipy.io import savemat
 
 from experiments import runs
 from experiments.baselines import HUMANS, run_baseline
-from experiments.runs import ImagesConfig, Measured, Results, Run
+from experiments.runs import Experiment, ImagesConfig, Measured, Run
 from matbackprop.errors import ConfigurationError, DataError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
@@ -49,6 +48,7 @@ from matbackprop.vision.metrics import (
 )
 from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.models.weights import WEIGHTS
 from matbackprop.vision.report.figures import lines, segmentation_grid
 from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation import Hierarchy, contour_map, merge_contours, watershed_regions
@@ -143,11 +143,11 @@ PUBLISHED = {
 }  # fmt: skip
 
 
-class Bsds500:
+class Bsds500(Experiment):
     """The table of BSDS500; see the module."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.results = config, Results(config.out)
+        super().__init__(config)
         self.chosen = {SAVED: None} if config.model else config.chosen(RECIPES["contours"].presets)
 
     # ---------------------------------------------------------------------------------------------------------- runs
@@ -172,8 +172,8 @@ class Bsds500:
     def recipe(self, row: str, seed: int) -> Any:
         """The training configuration of a row and a seed."""
         config = self.config
-        engine = runs.NUMBERS_ONLY | {"run": str(self.work(row, seed)), "seed": seed, "progress": True}
-        engine |= {"accelerator": config.accelerator} | ({} if config.device == "cuda" else {"precision": "32"})
+        precision = {} if config.device == "cuda" else {"precision": "32"}
+        engine = config.engine(self.work(row, seed).name, seed, progress=True, **precision)
         data = {"root": str(config.root), "generate": 0, "split": config.split, "limit": config.data.limit}
         return merge(RECIPES["contours"].preset(row), {"engine": engine, "data": data, **config.overrides()})
 
@@ -192,8 +192,7 @@ class Bsds500:
         if part == "default":
             configuration["mirror"] = False  # recorded for this part only, so that published hashes stay valid
         if config.model:
-            saved = model_folder(config.model[seed]) / "model.safetensors"
-            weights = hashlib.sha256(saved.read_bytes()).hexdigest()[:16]
+            weights = runs.file_hash(model_folder(config.model[seed]) / WEIGHTS)
         else:
             recipe = self.recipe(row, seed)
             configuration["training"] = runs.settings(recipe)
@@ -278,8 +277,7 @@ class Bsds500:
         used: list[Run] = []
         for row in self.chosen:
             for part, averaged in PARTS.items():
-                done = list(self.results.runs(row, part).values())
-                if not done:
+                if not (done := self.results.runs(row, part)):
                     continue
                 used += done
                 first, metrics = done[0]["provenance"]["configuration"], done[0]["metrics"]
@@ -289,14 +287,13 @@ class Bsds500:
                 source = f"this program, seeds: {len(done)}"
                 method = f"contours, {', '.join(config.model) or row}"
                 body.append([method, images, first["levels"], averaged, *cells, source])
-            if done := list(self.results.runs(row, "single").values()):
+            if done := self.results.runs(row, "single"):
                 curve = done[0]["metrics"]["curve"]
                 line = {f"{row} on {config.images}": (curve["recall"], curve["precision"])}
                 target = config.out / "figures" / f"{row}-{config.images}.png"
                 lines(line, target, xlabel="recall", ylabel="precision")
-        if not used:
-            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
-        for run in self.results.runs(HUMANS, "baseline").values():
+        self.results.require(used)
+        for run in self.results.runs(HUMANS, "baseline"):
             people = {f"one_{n}": run["metrics"]["scores"][f"paper_{n}"] for n in ("best", "average")}
             cells = [people.get(n) for n in COLUMNS.values()]
             body.append(["People, leave one out", f"{len(run['metrics']['per_image'])} of {config.images}", 1, "",
@@ -363,6 +360,4 @@ def _score(
     return score_image(name, maps, people, boundary=True, objects=True), counts, covering
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train, export and score."""
-    return runs.main(Bsds500(config))
+main = Bsds500.main

@@ -12,7 +12,6 @@ is the hierarchy of the package. Three disjoint sets of training images are used
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from experiments import runs
-from experiments.runs import ImagesConfig, Results
+from experiments.runs import Experiment, ImagesConfig
 from matbackprop import topk_eigh
 from matbackprop.vision.data.bsds import BSDS
 from matbackprop.vision.inference.loading import BOX, load_segmenter, model_folder
@@ -36,8 +35,8 @@ from matbackprop.vision.inference.segmenting import network_contours
 from matbackprop.vision.metrics import ImageScores, score_image, summarize
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.models.contours import ContourNet
+from matbackprop.vision.models.weights import WEIGHTS
 from matbackprop.vision.progress import track
-from matbackprop.vision.report.tables import Table
 from matbackprop.vision.segmentation.hierarchy import merge_graph, smooth_contours, watershed_regions
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
@@ -191,18 +190,14 @@ def score(image: Image, weights: Weights | None) -> Scored:
     return Scored(score_image(image.name, list(levels), image.people, boundary=True, objects=True), seconds)
 
 
-class Cuts:
+class Cuts(Experiment):
     """The table of spectral distances; see the module."""
-
-    def __init__(self, config: Config) -> None:
-        self.config, self.results = config, Results(config.out)
 
     def train(self) -> None:
         """Train and score every row and fold that is missing."""
         config, root = self.config, self.config.root
-        saved = model_folder(config.model) / "model.safetensors"
         fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": "cpu",
-                 "weights": hashlib.sha256(saved.read_bytes()).hexdigest()[:16]}  # fmt: skip
+                 "weights": runs.file_hash(model_folder(config.model) / WEIGHTS)}  # fmt: skip
         configuration = {"images": config.images, "limit": config.data.limit, "sigma": SIGMA, "vectors": VECTORS,
                          "margin": MARGIN, "steps": STEPS, "levels": len(LEVELS)}  # fmt: skip
         scored = list(self.images(BSDS(root, config.images)))
@@ -219,11 +214,9 @@ class Cuts:
         """Regions and borders of the images of a split."""
         model = load_segmenter(self.config.model, self.config.device)
         assert isinstance(model, ContourNet)
-        count = min(len(data), self.config.data.limit or len(data))
-        for index in track(range(count), "Finding contours", count):
-            sample = data[index]
+        for sample in track(self.config.limited(data), "Finding contours"):
             people = [labels.numpy() for labels in sample.segmentations]
-            yield image_of(data.ids[index], network_contours(model, sample.image[None])[0], people)
+            yield image_of(sample.id, network_contours(model, sample.image[None])[0], people)
 
     def run(self, row: str, training: Sequence[Borders], images: Sequence[Image]) -> dict[str, Any]:
         """Train a row and score it."""
@@ -240,24 +233,20 @@ class Cuts:
 
     def summarize(self) -> None:
         """Write the mean over folds, with paired intervals against contours alone."""
-        done = {row: list(each.values()) for row in ROWS if (each := self.results.runs(row, "fold"))}
-        compared = runs.compare_rows(done, COLUMNS.values(), "contours")
-        body = [[row, *cells, 1000 * done[row][0]["metrics"]["border_seconds"]] for row, cells in compared.items()]
-        first = done["cuts"][0]
+        done = self.results.require({row: each for row in ROWS if (each := self.results.runs(row, "fold"))})
+        milliseconds = {row: 1000 * each[0]["metrics"]["border_seconds"] for row, each in done.items()}
+        first, cuts = next(iter(done.values()))[0], done.get("cuts", [])
         note = (
             f"{first['metrics']['images']} images of {first['provenance']['configuration']['images']}, hierarchies cut "
-            f"at {len(LEVELS)} heights; mean ± deviation over {len(done['cuts'])} sets of training images. Difference: "
+            f"at {len(LEVELS)} heights; mean ± deviation over {len(cuts)} sets of training images. Difference: "
             "covering of the best level of an image against the row contours, with its 95 % interval. Milliseconds: "
             "border strengths of one image, eigenvectors included. Trained weights of cuts: "
-            + "; ".join(", ".join(f"{n} {w:.2f}" for n, w in run["metrics"]["weights"].items()) for run in done["cuts"])
+            + "; ".join(", ".join(f"{n} {w:.2f}" for n, w in run["metrics"]["weights"].items()) for run in cuts)
             + "."
         )
-        formats = dict.fromkeys(COLUMNS, ".3f") | {"ms": ".0f"}
-        columns = ["row", *COLUMNS, "difference", "ms"]
-        table = Table(columns, body, title="Normalized cuts in the hierarchy", note=note, formats=formats)
+        title = "Normalized cuts in the hierarchy"
+        table = runs.contour_table(done, COLUMNS, ("ms", milliseconds), title=title, note=note)
         self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train, score and write the table."""
-    return runs.main(Cuts(config))
+main = Cuts.main

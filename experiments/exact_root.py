@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from benchmarks.speed.peers import isqrt
 from experiments import runs
-from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
+from experiments.runs import Experiment, ExperimentConfig, Measured, Run, interval_text
 from experiments.table1 import difference, wrong_by_image
 from matbackprop import matrix_sqrt, vectorize_symmetric
 from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
@@ -156,11 +156,11 @@ def fit(train: Maps, val: Maps, root: str, rate: float, seed: int, width: int, e
     }
 
 
-class ExactRoot:
+class ExactRoot(Experiment):
     """The table; see the module."""
 
     def __init__(self, config: Config) -> None:
-        self.config, self.results = config, Results(config.out)
+        super().__init__(config)
         rows = {f"{backbone}-{root}": (backbone, root) for backbone in config.backbones for root in ROOTS}
         self.rows: dict[str, tuple[str, str]] = config.chosen(rows)
 
@@ -169,7 +169,7 @@ class ExactRoot:
         for key in self.rows:
             for i, rate in enumerate(RATES):
                 self.run(key, "trial", i, rate)
-            trials = [run["metrics"] for run in self.results.runs(key, "trial").values()]
+            trials = [run["metrics"] for run in self.results.runs(key, "trial")]
             rate = float(min(trials, key=lambda metrics: metrics["error"])["rate"])
             for seed in range(self.config.seeds):
                 self.run(key, "seed", seed, rate)
@@ -203,11 +203,10 @@ class ExactRoot:
         body: list[list[Any]] = []
         used: list[Run] = []
         for key, (backbone, root) in self.rows.items():
-            done = list(self.results.runs(key, "seed").values())
-            if not done:
+            if not (done := self.results.runs(key)):
                 continue
             metrics = [run["metrics"] for run in done]
-            exact = list(self.results.runs(f"{backbone}-exact", "seed").values())
+            exact = self.results.runs(f"{backbone}-exact")
             gain = None if root == "exact" else difference(self.results, done, exact)
             used += done
             body.append([
@@ -222,6 +221,7 @@ class ExactRoot:
             ])  # fmt: skip
         columns = ["backbone", "square root", "error (%)", "seeds", "difference to exact", "seconds", "condition",
                    "error of the five steps"]  # fmt: skip
+        self.results.require(used)
         first, rates = used[0]["provenance"]["configuration"], len(self.results.runs(used[0]["row"], "trial"))
         note = (
             f"{used[0]['metrics']['regions']} validation regions of COCO, {first['regions']} training regions (a "
@@ -235,6 +235,4 @@ class ExactRoot:
         self.results.write_table(table, runs=used)
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train and score the table."""
-    return runs.main(ExactRoot(config))
+main = ExactRoot.main

@@ -20,7 +20,7 @@ from torch.nn import functional as nnf
 
 from experiments import runs
 from experiments.bsds500 import hierarchy_of
-from experiments.runs import ImagesConfig, Measured, Results
+from experiments.runs import Experiment, ImagesConfig, Measured
 from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
@@ -28,11 +28,11 @@ from matbackprop.vision.inference.segmenting import network_contours
 from matbackprop.vision.metrics import ImageScores, contour_counts, score_image, summarize
 from matbackprop.vision.metrics.evaluation import boundary_scores
 from matbackprop.vision.models.contours import ContourNet
-from matbackprop.vision.report.tables import Table
 from matbackprop.vision.training.config import RECIPES, ContoursConfig
 from matbackprop.vision.training.contours import ContoursData, ContoursModule, augment
 from matbackprop.vision.training.engine import fit
-from matbackprop.vision.training.loading import EpochLoader, ItemSource, generator_for
+from matbackprop.vision.training.loading import generator_for
+from matbackprop.vision.training.start import load_start
 
 CELL = 8
 """Side in pixels of the cells that are cut."""
@@ -76,22 +76,19 @@ class JointData(ContoursData):
         samples = (data[i] for i in range(len(self.training)))
         self.people = [[labels.to(torch.uint8) for labels in sample.segmentations] for sample in samples]
 
-    def train_loader(self) -> EpochLoader:
-
-        def item(index: int, epoch: int) -> dict[str, Tensor]:
-            one, people = self.training[index], self.people[index]
-            labels = one._replace(target=people[epoch % len(people)])
-            crop, cut = (augment(x, self.config, generator_for(self.seed, epoch, index)) for x in (one, labels))
-            return {**crop, "labels": (255 * cut["target"][CELL // 2 :: CELL, CELL // 2 :: CELL]).round().long()}
-
-        return EpochLoader(ItemSource(len(self.training), item), self.config.batch_size, seed=self.seed)
+    def item(self, index: int, epoch: int) -> Any:
+        """Return a crop and the labels of its cells."""
+        people = self.people[index]
+        labels = self.training[index]._replace(target=people[epoch % len(people)])
+        cut = augment(labels, self.config, generator_for(self.seed, epoch, index)).target
+        return super().item(index, epoch), (255 * cut[CELL // 2 :: CELL, CELL // 2 :: CELL]).round().long()
 
 
 class JointModule(ContoursModule):
     """Contour network whose finest features are also trained by an objective."""
 
-    def __init__(self, config: ContoursConfig, objective: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: ContoursConfig, model: ContourNet, objective: Any) -> None:
+        super().__init__(config, model)
         self.objective = objective
         self.features: Tensor
         self.model.smooth[0].register_forward_hook(self._keep)
@@ -99,13 +96,13 @@ class JointModule(ContoursModule):
     def _keep(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
         self.features = output
 
-    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
-        loss = super().training_step(batch)
+    def training_step(self, batch: Any) -> Tensor:
+        crops, labels = batch
+        loss = super().training_step(crops)
         if self.objective is None:
             return loss
-        rows, columns = batch["labels"].shape[-2:]
-        cells = nnf.adaptive_avg_pool2d(self.features, (rows, columns)).flatten(2).mT
-        cut = self.objective(cells, batch["labels"].flatten(1)).mean()
+        cells = nnf.adaptive_avg_pool2d(self.features, labels.shape[-2:]).flatten(2).mT
+        cut = self.objective(cells, labels.flatten(1)).mean()
         self.record("train/cut", cut)
         return loss + WEIGHT * cut
 
@@ -126,19 +123,15 @@ def score(task: tuple[str, Any, list[Any]]) -> Scored:
     return Scored(score_image(name, list(maps), people, boundary=True), counts)
 
 
-class Joint:
+class Joint(Experiment):
     """The table of joint training; see the module."""
-
-    def __init__(self, config: Config) -> None:
-        self.config, self.results = config, Results(config.out)
-        self.chosen = config.chosen(OBJECTIVES)
 
     def train(self) -> None:
         """Train and score every row and seed that is missing."""
         config, root = self.config, self.config.root
         fixed = {"data": runs.data_hash(root, tuple(sorted({"train", config.images}))), "device": config.device}
         for seed in config.seeds:
-            for row in self.chosen:
+            for row in config.chosen(OBJECTIVES):
                 recipe = self.recipe(root, row, seed)
                 configuration = {"training": runs.settings(recipe), "row": row, "weight": WEIGHT, "cell": CELL,
                                  "images": config.images, "levels": len(LEVELS)}  # fmt: skip
@@ -148,8 +141,7 @@ class Joint:
 
     def recipe(self, root: Path, row: str, seed: int) -> ContoursConfig:
         """The training configuration of a row and a seed."""
-        engine = runs.NUMBERS_ONLY | {"run": str(runs.WORK / "joint" / f"{row}-seed{seed}"), "seed": seed}
-        engine |= {"accelerator": self.config.accelerator, "max_epochs": self.config.epochs, "progress": True}
+        engine = self.config.engine(f"{row}-seed{seed}", seed, max_epochs=self.config.epochs, progress=True)
         data = {"root": str(root), "generate": 0, "split": "final", "batch_size": 4, "limit": self.config.data.limit}
         fields = {"engine": engine, "data": data, **self.config.overrides()}
         return merge(RECIPES["contours"].preset(self.config.preset), fields)
@@ -157,14 +149,14 @@ class Joint:
     def run(self, row: str, recipe: ContoursConfig, root: Path) -> dict[str, Any]:
         """Train a row and score its averaged network."""
         torch.manual_seed(recipe.engine.seed)
-        module = JointModule(recipe, OBJECTIVES[row])
+        model = ContourNet(recipe.model)
+        load_start(model, recipe.model.backbone, recipe.model.weights)
+        module = JointModule(recipe, model, OBJECTIVES[row])
         fit(recipe, module, JointData(recipe), name=row)
-        model: ContourNet = module.average.module.eval()  # type: ignore[assignment]
-        data = BSDS(root, self.config.images)
-        samples = ((data.ids[i], data[i]) for i in range(min(len(data), self.config.data.limit or len(data))))
+        model = module.average.module.eval()  # type: ignore[assignment]
         tasks = [
-            (name, network_contours(model, sample.image[None])[0], [labels.numpy() for labels in sample.segmentations])
-            for name, sample in samples
+            (one.id, network_contours(model, one.image[None])[0], [labels.numpy() for labels in one.segmentations])
+            for one in self.config.limited(BSDS(root, self.config.images))
         ]
         with self.config.pool() as pool:
             scored = list(pool.map(score, tasks))
@@ -178,22 +170,17 @@ class Joint:
 
     def summarize(self) -> None:
         """Write the mean over seeds, with paired intervals against contours alone."""
-        done = {row: list(each.values()) for row in OBJECTIVES if (each := self.results.runs(row, "seed"))}
-        compared = runs.compare_rows(done, COLUMNS.values(), "contours")
+        done = self.results.require({row: each for row in OBJECTIVES if (each := self.results.runs(row))})
         seconds = {row: Measured.of([run["metrics"]["seconds"] for run in each]) for row, each in done.items()}
-        body = [[row, *cells, seconds[row]] for row, cells in compared.items()]
-        first = done["contours"][0]
+        first = next(iter(done.values()))
         note = (
-            f"{first['metrics']['images']} images of {self.config.images}; mean ± deviation over "
-            f"{len(done['contours'])} seeds. Difference: covering of the best level of an image against the row "
+            f"{first[0]['metrics']['images']} images of {self.config.images}; mean ± deviation over "
+            f"{len(first)} seeds. Difference: covering of the best level of an image against the row "
             "contours, with its 95 % interval. Seconds: training and scoring."
         )
-        formats = dict.fromkeys(COLUMNS, ".3f") | {"seconds": ".0f"}
-        columns = ["row", *COLUMNS, "difference", "seconds"]
-        table = Table(columns, body, title="Joint training with normalized cuts", note=note, formats=formats)
+        title = "Joint training with normalized cuts"
+        table = runs.contour_table(done, COLUMNS, ("seconds", seconds), title=title, note=note)
         self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train, score and write the table."""
-    return runs.main(Joint(config))
+main = Joint.main

@@ -14,11 +14,12 @@ import logging
 import shlex
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from matplotlib.figure import Figure
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.configuration import Count, configuration, to_json
-from matbackprop.vision.data.bsds import find_root
+from matbackprop.vision.data.bsds import BSDS, find_root
 from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
@@ -53,6 +54,7 @@ IMAGES = {".jpg", ".jpeg", ".png", ".bmp"}
 READABLE = IMAGES | {".mat", ".json", ".npy", ".npz"}
 
 Run = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,11 @@ class ExperimentConfig:
         gpu = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator == "gpu"
         return "cuda" if gpu else "cpu"
 
+    def engine(self, run: str, seed: int, **fields: Any) -> dict[str, Any]:
+        """Engine fields of a training in the run folder ``run`` that keeps only its metrics."""
+        place = {"run": str(WORK / self.out.name / run), "seed": seed, "accelerator": self.accelerator}
+        return NUMBERS_ONLY | place | fields
+
     def overrides(self) -> dict[str, Any]:
         """Parse ``override``; a value that is not JSON is text."""
         fields = {}
@@ -161,6 +168,10 @@ class ImagesConfig(ExperimentConfig):
     def root(self) -> Path:
         """Folder that contains ``images``."""
         return find_root(self.data.folder())
+
+    def limited(self, data: BSDS) -> BSDS:
+        """The first images of a data set, up to the limit."""
+        return BSDS(data.root, data.split, ids=data.ids[: self.data.limit])
 
     def pool(self) -> Workers:
         """Processes for scoring."""
@@ -216,10 +227,16 @@ class Results:
         self.append(record)
         return record
 
-    def runs(self, row: str, part: str) -> dict[int, Run]:
-        """Return the runs of a row by number; the last line of a number is used."""
+    def runs(self, row: str, part: str = "seed") -> list[Run]:
+        """Return the runs of a row, sorted by number; the last line of a number is used."""
         chosen = {r["number"]: r for r in self.records if (r["kind"], r["row"], r.get("part")) == ("run", row, part)}
-        return dict(sorted(chosen.items()))
+        return [run for _, run in sorted(chosen.items())]
+
+    def require(self, finished: T) -> T:
+        """Return finished runs, or raise DataError if there are none."""
+        if not finished:
+            raise DataError(f"{self.path} has no finished run. Run the command without --summary.")
+        return finished
 
     def recorded(self, kind: str, row: str) -> dict[str, Any]:
         """Return the last record of another kind, such as a row's speed; empty if there is none."""
@@ -233,14 +250,29 @@ class Results:
         print(table.markdown())
 
 
-def main(table: Any) -> dict[str, Any]:
-    """Run the missing runs of a table, then rebuild it."""
-    config: ExperimentConfig = table.config
-    with log_on_screen():
-        if not config.summary:
-            table.train()
-        table.summarize()
-    return {"summary": f"table: {config.out / 'table.md'}", "out": config.out}
+class Experiment(ABC):
+    """Base class of a table: its options and its runs."""
+
+    def __init__(self, config: Any) -> None:
+        self.config, self.results = config, Results(config.out)
+
+    @abstractmethod
+    def train(self) -> None:
+        """Train and score all runs that are missing."""
+
+    @abstractmethod
+    def summarize(self) -> None:
+        """Write table.md and the figures from all finished runs."""
+
+    @classmethod
+    def main(cls, config: Any) -> dict[str, Any]:
+        """Complete the runs, then rebuild the table."""
+        table = cls(config)
+        with log_on_screen():
+            if not config.summary:
+                table.train()
+            table.summarize()
+        return {"summary": f"table: {config.out / 'table.md'}", "out": config.out}
 
 
 def settings(config: Any) -> dict[str, Any]:
@@ -290,7 +322,11 @@ def weights_hash(backbone: str, weights: str) -> str:
 
     if weights == "none":
         return "none"
-    path = find_weights(backbone) if weights == "imagenet" else Path(weights)
+    return file_hash(find_weights(backbone) if weights == "imagenet" else Path(weights))
+
+
+def file_hash(path: Path) -> str:
+    """Hash of a weights file."""
     if not path.is_file():
         raise DataError(f"{path} does not exist. Pass a safetensors file, imagenet or none.")
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
@@ -337,17 +373,25 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
     return f"{difference} [{low}, {high}]"
 
 
-def compare_rows(done: Mapping[str, Sequence[Run]], columns: Iterable[str], reference: str) -> dict[str, list[Any]]:
-    """Mean scores of each row, and the difference of its coverings to those of a reference."""
-    if reference not in done:
-        raise DataError(f"The row {reference} has no finished run. Run the command without --summary.")
+def contour_table(
+    done: Mapping[str, Sequence[Run]],
+    columns: Mapping[str, str],
+    cost: tuple[str, Mapping[str, Any]],
+    *,
+    title: str,
+    note: str,
+) -> Table:
+    """Mean scores of each row, the difference of its coverings to those of the row ``contours``, and its cost."""
+    if "contours" not in done:
+        raise DataError("The row contours has no finished run. Run the command without --summary.")
     covering = {row: np.mean([run["metrics"]["covering"] for run in each], 0) for row, each in done.items()}
-    rows: dict[str, list[Any]] = {}
+    body = []
     for row, each in done.items():
-        gain = paired_bootstrap(covering[row], covering[reference])._asdict()
-        means = [Measured.of([run["metrics"]["scores"][name] for run in each]) for name in columns]
-        rows[row] = [*means, "" if row == reference else interval_text(gain, 3)]
-    return rows
+        gain = interval_text(paired_bootstrap(covering[row], covering["contours"])._asdict(), 3)
+        means = [Measured.of([run["metrics"]["scores"][name] for run in each]) for name in columns.values()]
+        body.append([row, *means, "" if row == "contours" else gain, cost[1][row]])
+    formats = dict.fromkeys(columns, ".3f") | {cost[0]: ".0f"}
+    return Table(["row", *columns, "difference", cost[0]], body, title=title, note=note, formats=formats)
 
 
 def as_option(name: str, value: Any) -> str:

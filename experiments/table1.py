@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 
 from experiments import runs
 from experiments.networks import ADDED, sift_o2p
-from experiments.runs import ExperimentConfig, Measured, Results, Run, interval_text
+from experiments.runs import Experiment, ExperimentConfig, Measured, Results, Run, interval_text
 from matbackprop.errors import ConfigurationError, DataError, NonFiniteError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
@@ -140,7 +139,7 @@ REFERENCES = {"fine": "alexnet", "scratch": "alexnet-s", "sift": "alexnet"}  #: 
 _FORMATS = {"paper": ".1f", "all regions": ".2f", "≥ 400 px": ".2f", "layer (%)": ".1f"}
 
 
-class Table1:
+class Table1(Experiment):
     """The first table; see the module."""
 
     rows: ClassVar[dict[str, Row]] = {row.key: row for row in ROWS}
@@ -152,7 +151,8 @@ class Table1:
             raise ConfigurationError(
                 "--data.split is set by the table. Trials hold training images out, seeds use all."
             )
-        self.config, self.chosen, self.results = config, config.chosen(self.rows), Results(config.out)
+        super().__init__(config)
+        self.chosen = config.chosen(self.rows)
         self.epochs = {"fine": config.fine_epochs, "scratch": config.scratch_epochs, "sift": config.sift_epochs}
         self.seeds = {"fine": config.fine_seeds, "scratch": config.other_seeds, "sift": config.other_seeds}
 
@@ -168,7 +168,7 @@ class Table1:
 
     def trials(self, row: Row) -> list[dict[str, Any]]:
         """Metrics of the finished trials of a row, or of the row that it follows."""
-        tried = self.results.runs(row.follows or row.key, "trial").values()
+        tried = self.results.runs(row.follows or row.key, "trial")
         return [run["metrics"] for run in tried if run["number"] < self.config.trials]
 
     def choice(self, row: Row) -> dict[str, Any]:
@@ -185,15 +185,11 @@ class Table1:
     def recipe(self, row: Row, part: str, number: int, setting: dict[str, Any]) -> O2PConfig:
         """The configuration of a run."""
         config, epochs = self.config, self.epochs[row.kind]
-        engine = {
-            **runs.NUMBERS_ONLY,
-            "run": str(runs.WORK / config.out.name / f"{row.key}-{part}{number}"),
-            "seed": number if part == "seed" else 1000,
-            "max_epochs": epochs,
-            "validate_every": epochs,
-            "accelerator": config.accelerator,
-            "precision": config.precision if config.device == "cuda" and row.kind != "sift" else "32",
-        }
+        precision = config.precision if config.device == "cuda" and row.kind != "sift" else "32"
+        seed = number if part == "seed" else 1000
+        engine = config.engine(
+            f"{row.key}-{part}{number}", seed, max_epochs=epochs, validate_every=epochs, precision=precision
+        )
         split = {"data.split": "tuning" if part == "trial" else "final"}
         fields = {**self.model(row), **setting, "engine": engine, **split, **config.overrides()}
         return merge(replace(O2P_PRESETS["paper"], data=config.data), fields)
@@ -231,22 +227,17 @@ class Table1:
         metrics["curve"] = [[step, round(loss, 6)] for step, loss in losses]
         if rate := row.kind != "frozen" and runs.training_rate(run):
             metrics["regions_per_second"] = round(rate)
-        del module, data
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
         return metrics
 
     def summarize(self) -> None:
         """Write table.md and the figures from all finished runs."""
-        lines = {row: list(done.values()) for row in self.chosen.values() if (done := self.finished(row))}
+        lines = {row: done for row in self.chosen.values() if (done := self.results.runs(row.key))}
         tried = {row: trials for row in self.chosen.values() if not row.follows and (trials := self.trials(row))}
-        if not lines and not tried:
-            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
+        self.results.require(lines or tried)
         tuning = self._tuning({row: tried[row] for row in sorted(tried, key=lambda row: row not in lines)})
         used = [run for row in lines for run in lines[row]]
         if not lines:
-            trials = [run for row in tried for run in self.results.runs(row.key, "trial").values()]
-            self.results.write_table(tuning, runs=trials)
+            self.results.write_table(tuning, runs=[run for row in tried for run in self.results.runs(row.key, "trial")])
             return
         commands = "\n".join(
             f"- {row.name}: `{self.command(row, done[0])} --engine.seed 0`" for row, done in lines.items()
@@ -255,10 +246,6 @@ class Table1:
         self.results.write_table(self._table(lines), commands, tuning.markdown(), *self.more(), runs=used)
         self._draw(lines)
 
-    def finished(self, row: Row) -> dict[int, Run]:
-        """The final runs of a row by seed."""
-        return self.results.runs(row.key, "seed")
-
     def more(self) -> list[str]:
         """Further tables below."""
         return []
@@ -266,8 +253,7 @@ class Table1:
     def difference(self, row: Row) -> dict[str, float] | None:
         """Paired difference of a row's errors to those of its reference, in points; None if there is none."""
         key = row.reference or REFERENCES[row.kind]
-        mine, other = (list(self.results.runs(one, "seed").values()) for one in (row.key, key))
-        return None if key == row.key else difference(self.results, mine, other)
+        return None if key == row.key else difference(self.results, self.results.runs(row.key), self.results.runs(key))
 
     def speed(self, row: Row, done: Sequence[Run]) -> dict[str, Any]:
         """Regions per second, the layer's fraction of a step and the machine."""
@@ -385,6 +371,4 @@ def difference(results: Results, mine: Sequence[Run], other: Sequence[Run]) -> d
     return paired_bootstrap(means[0], means[1], seed=0)._asdict()
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train and score the table."""
-    return runs.main(Table1(config))
+main = Table1.main

@@ -22,8 +22,8 @@ import torch
 from numpy.typing import NDArray
 
 from experiments import runs
-from experiments.runs import ImagesConfig, Measured, Results, Run, interval_text
-from matbackprop.errors import ConfigurationError, DataError
+from experiments.runs import Experiment, ImagesConfig, Measured, Run, interval_text
+from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS, FOLDS, PreparedImage, prepare_images
 from matbackprop.vision.metrics.bootstrap import paired_bootstrap
@@ -179,13 +179,14 @@ def segment_images(
     return labels, time.perf_counter() - started
 
 
-class Table2:
+class Table2(Experiment):
     """The second table; see the module."""
 
     rows: ClassVar[dict[str, Row]] = ROWS
 
     def __init__(self, config: Config) -> None:
-        self.config, self.chosen, self.results = config, config.chosen(ROWS), Results(config.out)
+        super().__init__(config)
+        self.chosen = config.chosen(ROWS)
 
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
@@ -211,13 +212,8 @@ class Table2:
         """The training configuration of a preset and a seed."""
         config, recipe = self.config, RECIPES["ncuts"].preset(preset)
         folds = config.images == "folds"
-        engine = {
-            **runs.NUMBERS_ONLY,
-            "run": str(runs.WORK / config.out.name / f"{preset}-seed{seed}"),
-            "seed": seed,
-            "accelerator": config.accelerator,
-            **({} if config.device == "cuda" else {"precision": "32"}),
-        }
+        precision = {} if config.device == "cuda" else {"precision": "32"}
+        engine = config.engine(f"{preset}-seed{seed}", seed, **precision)
         recipe.data = replace(recipe.data, **vars(config.data))
         data = {"split": "tuning" if folds else "final", "fold": seed if folds else 0}
         weights = {} if config.weights is None else {"model.weights": config.weights}
@@ -290,13 +286,11 @@ class Table2:
 
     def finished(self, key: str) -> list[Run]:
         """The runs of a row by seed."""
-        return list(self.results.runs(key, ROWS[key].part).values())
+        return self.results.runs(key, ROWS[key].part)
 
     def summarize(self) -> None:
         """Write table.md and the figures."""
-        lines = {row: done for key, row in self.chosen.items() if (done := self.finished(key))}
-        if not lines:
-            raise DataError(f"{self.results.path} has no finished run. Run the command without --summary.")
+        lines = self.results.require({row: done for key, row in self.chosen.items() if (done := self.finished(key))})
         self.results.write_table(self._table(lines), runs=[run for done in lines.values() for run in done])
         for key in self.chosen:
             points = [run["metrics"]["curve"] for run in self.finished(key) if "curve" in run["metrics"]]
@@ -390,6 +384,4 @@ def _score(task: tuple[str, NDArray[np.int32], Path, str, bool]) -> ImageScores:
     return score_image(name, list(labels), truth, boundary=boundary)
 
 
-def main(config: Config) -> dict[str, Any]:
-    """Train and score the table."""
-    return runs.main(Table2(config))
+main = Table2.main

@@ -44,7 +44,7 @@ def test_one_command_builds_the_table_of_backbones(tmp_path, monkeypatch):
     )
     backbones.main(config)
     table = Backbones(config)
-    done = {key: table.finished(row) for key, row in table.chosen.items()}
+    done = {key: table.results.runs(key) for key in table.chosen}
     assert {key: len(runs) for key, runs in done.items()} == {
         "alexnet-frozen-first": 2, "alexnet-frozen-log": 2, "alexnet-fine-first": 1,
     }  # fmt: skip

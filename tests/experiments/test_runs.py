@@ -35,7 +35,7 @@ def test_the_last_line_of_a_number_counts(tmp_path):
     for number, error in ((1, 5.0), (0, 1.0), (1, 2.0)):
         results.run("a", "seed", number, {"error": error}, lambda error=error: {"error": error})
     results.run("a", "trial", 0, {}, lambda: {"error": 9.0})
-    assert [run["metrics"]["error"] for run in results.runs("a", "seed").values()] == [1.0, 2.0]
+    assert [run["metrics"]["error"] for run in results.runs("a")] == [1.0, 2.0]
 
 
 def test_a_corrupt_line_is_reported(tmp_path):

@@ -52,7 +52,7 @@ def test_one_command_builds_the_table(config, monkeypatch):
     assert "Speeds: one run" in text and "Runs come from" in text
     assert (config.out / "figures" / "errors.png").is_file() and (config.out / "figures" / "curves.png").is_file()
     table = Table1(config)
-    [alexnet], [o2p] = (list(table.finished(Table1.rows[key]).values()) for key in config.rows)
+    [alexnet], [o2p] = (table.results.runs(key) for key in config.rows)
     gain = table.difference(Table1.rows["o2p"])
     errors = [run["metrics"]["error"] for run in (o2p, alexnet)]
     assert gain["difference"] == pytest.approx(errors[0] - errors[1], abs=1e-3)

@@ -48,25 +48,25 @@ def test_targets_are_the_fraction_of_annotators(tmp_path):
 def test_crops_have_one_size_and_keep_lines_on_their_borders(seed):
     config = ContourDataConfig(crop=64, scale=(0.75, 1.5), jitter=0.0)
     crop = augment(line_image(), config, generator_for(seed))
-    assert crop["image"].shape == (3, 64, 64) and crop["target"].shape == (64, 64)
-    gray = crop["image"][0]
+    assert crop.image.shape == (3, 64, 64) and crop.target.shape == (64, 64)
+    gray = crop.image[0]
     edge = torch.zeros(64, 64, dtype=torch.bool)
     edge[:, 1:] |= (gray[:, 1:] - gray[:, :-1]).abs() > 0.3
     edge[1:] |= (gray[1:] - gray[:-1]).abs() > 0.3
-    near = torch.nn.functional.max_pool2d((crop["target"] == 1).float()[None], 5, 1, 2)[0] > 0
+    near = torch.nn.functional.max_pool2d((crop.target == 1).float()[None], 5, 1, 2)[0] > 0
     assert bool((near | ~edge)[3:-3, 3:-3].all())
 
 
 @pytest.mark.parametrize("size", [(40, 90), (90, 40), (63, 64), (8, 8)])
 def test_images_smaller_than_a_crop_are_enlarged(size):
     crop = augment(line_image(*size), ContourDataConfig(crop=64), generator_for(0))
-    assert crop["image"].shape == (3, 64, 64) and crop["target"].shape == (64, 64)
-    assert crop["target"].max() == 1
+    assert crop.image.shape == (3, 64, 64) and crop.target.shape == (64, 64)
+    assert crop.target.max() == 1
 
 
 def test_crops_depend_on_the_generator_alone():
     one, two = (augment(line_image(), ContourDataConfig(crop=64), generator_for(3, 1)) for _ in range(2))
-    assert torch.equal(one["image"], two["image"]) and torch.equal(one["target"], two["target"])
+    assert torch.equal(one.image, two.image) and torch.equal(one.target, two.target)
 
 
 def test_loss_ignores_contours_of_few_annotators():
@@ -106,7 +106,7 @@ def test_half_of_the_crops_have_predicted_contours(tmp_path):
     for one, read in zip(segments, data.predicted, strict=False):
         np.testing.assert_allclose(read.target.numpy() / 255, one.contours.astype(float), atol=0.003)
     crops = list(data.train_loader().read(0))
-    assert sorted(bool(crop["predicted"]) for crop in crops) == 5 * [False] + 5 * [True]
+    assert sorted(bool(crop.predicted) for crop in crops) == 5 * [False] + 5 * [True]
     with pytest.raises(DataError, match="has no contours of the photographs"):
         read_predicted(photographs, tmp_path)
 
@@ -140,7 +140,7 @@ def test_frozen_layers_do_not_change(tmp_path):
 
     config = dataclasses.replace(CONTOURS_PRESETS["smoke"])
     config.train = dataclasses.replace(config.train, freeze="relu2")
-    module = ContoursModule(config)
+    module = ContoursModule(config, ContourNet(config.model))
     learning = {id(p) for group in module.optimizers(4)[0].param_groups for p in group["params"]}
     frozen = [p for p in module.model.backbone.parameters() if id(p) not in learning]
     assert len(frozen) == 4 and not any(p.requires_grad for p in frozen)

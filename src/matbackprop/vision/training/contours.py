@@ -20,7 +20,6 @@ from matbackprop.vision.inference.export import file_stem
 from matbackprop.vision.inference.segmenting import network_contours, shrink
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
-from matbackprop.vision.models.config import ContourModelConfig
 from matbackprop.vision.models.contours import ContourNet
 from matbackprop.vision.progress import track
 from matbackprop.vision.segmentation import merge_contours, watershed_regions
@@ -48,6 +47,20 @@ class ContourImage(NamedTuple):
     image: Tensor
     target: Tensor
     predicted: bool = False
+
+
+class ContourBatch(NamedTuple):
+    """Crops or images, with values in [0, 1].
+
+    Attributes:
+        image: (b, 3, h, w).
+        target: (b, h, w), fraction of annotators who drew a border, or contour strength.
+        predicted: (b,), whether ``target`` is a prediction.
+    """
+
+    image: Tensor
+    target: Tensor
+    predicted: Tensor
 
 
 def read_images(data: BSDS) -> list[ContourImage]:
@@ -84,8 +97,8 @@ def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
     return images
 
 
-def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> dict[str, Tensor]:
-    """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors."""
+def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Generator) -> ContourBatch:
+    """Return a random crop of an image, randomly mirrored, transposed, resized and with changed colors, unbatched."""
     draw = torch.rand(6, generator=generator).tolist()
     height, width = one.target.shape
     low, high = config.scale
@@ -111,7 +124,7 @@ def augment(one: ContourImage, config: ContourDataConfig, generator: torch.Gener
     if config.jitter:
         gain = 1 + config.jitter * torch.randn(3, 1, 1, generator=generator)
         image = (image * gain + config.jitter / 4 * torch.randn(3, 1, 1, generator=generator)).clamp(0, 1)
-    return {"image": image, "target": target[0], "predicted": torch.tensor(one.predicted)}
+    return ContourBatch(image, target[0], torch.tensor(one.predicted))
 
 
 class ContoursData(Data):
@@ -138,18 +151,17 @@ class ContoursData(Data):
         data = BSDS(self.folder, split, ids=ids[: self.config.limit])
         return read_images(data) if len(data) else []
 
-    def train_loader(self) -> EpochLoader:
-
+    def item(self, index: int, epoch: int) -> ContourBatch:
+        """Return a crop of a training image, or of a photograph with predicted contours."""
         count = len(self.training)
+        if index < count:
+            one = self.training[index]
+        else:
+            one = self.predicted[(epoch * count + index - count) % len(self.predicted)]
+        return augment(one, self.config, generator_for(self.seed, epoch, index))
 
-        def item(index: int, epoch: int) -> dict[str, Tensor]:
-            if index < count:
-                one = self.training[index]
-            else:
-                one = self.predicted[(epoch * count + index - count) % len(self.predicted)]
-            return augment(one, self.config, generator_for(self.seed, epoch, index))
-
-        source = ItemSource(2 * count if self.predicted else count, item)
+    def train_loader(self) -> EpochLoader:
+        source = ItemSource(len(self.training) * (2 if self.predicted else 1), self.item)
         return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
@@ -157,19 +169,11 @@ class ContoursData(Data):
         if not self.validation:
             return None
 
-        def item(index: int, epoch: int) -> dict[str, Tensor]:
+        def item(index: int, epoch: int) -> ContourBatch:
             one = self.validation[index]
-            target = one.target.float() / 255
-            return {"image": one.image.float() / 255, "target": target, "predicted": torch.tensor(False)}
+            return ContourBatch(one.image.float() / 255, one.target.float() / 255, torch.tensor(False))
 
         return EpochLoader(ItemSource(len(self.validation), item), 1, shuffle=False)
-
-
-def build_model(config: ContourModelConfig) -> ContourNet:
-    """Build the network of a configuration, with its starting weights."""
-    model = ContourNet(config)
-    load_start(model, config.backbone, config.weights)
-    return model
 
 
 def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor) -> Tensor:
@@ -198,32 +202,30 @@ def contour_loss(logits: Tensor, target: Tensor, predicted: Tensor) -> Tensor:
 class ContoursModule(System):
     """Contour network with its loss over all levels. The result is the moving average of its weights."""
 
-    def __init__(self, config: ContoursConfig) -> None:
+    def __init__(self, config: ContoursConfig, model: ContourNet) -> None:
         super().__init__()
-        self.config = config
-        self.model = build_model(config.model)
+        self.config, self.model = config, model
         if config.train.freeze is not None:
             self.model.backbone.freeze(config.train.freeze)
         decay = config.train.average
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(decay)).requires_grad_(False)
 
-    def losses(self, model: torch.nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def losses(self, model: torch.nn.Module, batch: ContourBatch) -> tuple[Tensor, Tensor]:
         """Return the loss of the output, and the sum of the losses of the levels."""
-        first, *levels = model(batch["image"].to(memory_format=torch.channels_last))
-        targets = batch["target"], batch["predicted"]
-        sides = torch.stack([contour_loss(level, *targets) for level in levels])
-        return contour_loss(first, *targets), sides.sum()
+        logits = model(batch.image.to(memory_format=torch.channels_last))
+        first, *levels = (contour_loss(one, batch.target, batch.predicted) for one in logits)
+        return first, torch.stack(levels).sum()
 
     def start(self, data: ContoursData) -> None:
         """Use the memory layout that is fastest for convolutions."""
         self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    def training_step(self, batch: dict[str, Tensor]) -> Tensor:
+    def training_step(self, batch: ContourBatch) -> Tensor:
         output, sides = self.losses(self.model, batch)
         self.record("train/output", output)
         return output + self.config.train.side_weight * sides
 
-    def validation_step(self, batch: dict[str, Tensor]) -> None:
+    def validation_step(self, batch: ContourBatch) -> None:
         """Record the loss of the averaged network on a held-out image."""
         self.record("val/loss", self.losses(self.average, batch)[0])
 
@@ -242,7 +244,9 @@ class ContoursModule(System):
 def build(config: ContoursConfig) -> tuple[ContoursModule, ContoursData]:
     """Build the system and the data of a configuration."""
     data = ContoursData(config)
-    return ContoursModule(config), data
+    model = ContourNet(config.model)
+    load_start(model, config.model.backbone, config.model.weights)
+    return ContoursModule(config, model), data
 
 
 @torch.no_grad()
