@@ -11,6 +11,7 @@ COMMANDS = {
     "speed": Command("benchmarks.speed.cli", "Compare speed, memory and accuracy with other packages.", extra="bench"),
     "architectures": Command("benchmarks.architectures", "Apply replace_pool to classifiers of other packages."),
 }
+#: Programs that parse their options themselves.
 PROGRAMS = {
     "accuracy": "Measure errors of values and gradients against high-precision references.",
     "adversarial_matrices": "Call every operator with ill-conditioned and invalid matrices.",
@@ -19,7 +20,6 @@ PROGRAMS = {
     "load": "Load-test the web page with many concurrent visitors.",
     "long_runs": "Measure memory over long runs, in threads and in processes.",
 }
-"""Programs that parse their options themselves."""
 
 if __name__ == "__main__":
     name = next(iter(sys.argv[1:]), "--help")

@@ -58,15 +58,10 @@ STATEMENTS = {
 
 @dataclass
 class Config:
-    """Options of the table.
+    """Options of the table."""
 
-    Attributes:
-        names: models such as ``timm:resnet18``; all if empty.
-        output: Markdown file to write.
-    """
-
-    names: tuple[str, ...] = ()
-    output: Path | None = None
+    names: tuple[str, ...] = ()  #: Models such as timm:resnet18; all by default.
+    output: Path | None = None  #: Markdown file to write.
 
 
 def names() -> list[str]:

@@ -60,20 +60,17 @@ from matbackprop.vision.training.engine import run_recipe
 class Config(ImagesConfig):
     """Train on BSDS500, write contours and hierarchies of its test images, and score them."""
 
+    #: Folder of results.jsonl, table.md and figures. Finished runs are not repeated.
     out: Path = Path("results/bsds500")
-    """Folder of results.jsonl, table.md and figures. Finished runs are not repeated."""
-    rows: tuple[str, ...] = ("tiny-vit",)
-    """Presets of the recipe contours to train."""
+    rows: tuple[str, ...] = ("tiny-vit",)  #: Presets of the recipe contours to train.
+    #: Saved contour networks, one per seed, to score instead of training: box, folders or run folders.
     model: tuple[str, ...] = ()
-    """Saved contour networks, one per seed, to score instead of training: box, folders or run folders."""
+    #: test: train on train and val, score test. val: train on train, score val.
     images: Literal["test", "val"] = "test"
-    """test: train on train and val, score test. val: train on train, score val."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each row."""
+    seeds: tuple[int, ...] = (0, 1, 2)  #: Seeds of each row.
+    #: Image sizes whose contours are averaged in the rows of several scales.
     scales: tuple[float, ...] = (0.75, 1.0, 1.4)
-    """Image sizes whose contours are averaged in the rows of several scales."""
-    levels: int = 99
-    """Thresholds at which contours and hierarchies are cut."""
+    levels: int = 99  #: Thresholds at which contours and hierarchies are cut.
 
     @property
     def split(self) -> str:
@@ -81,12 +78,11 @@ class Config(ImagesConfig):
         return "train+val" if self.images == "test" else "final"
 
 
+#: Part of the runs → averaged contours.
 PARTS = {"default": "one", "single": "one, mirror image", "multi": "several, mirror image"}
-"""Part of the runs → averaged contours."""
-SAVED = "saved"
-"""Row of a saved network."""
-FIXED = range(2, 41)
-"""Fixed numbers of regions that the default segmentation is compared with."""
+SAVED = "saved"  #: Row of a saved network.
+FIXED = range(2, 41)  #: Fixed numbers of regions that the default segmentation is compared with.
+#: Column of the table → name of the measure.
 COLUMNS = {
     "contours F ODS": "contours_ods",
     "OIS": "contours_ois",
@@ -107,7 +103,6 @@ COLUMNS = {
     "of 8, average": "eight_average",
     "default view": "covering_default_view",
 }
-"""Column of the table → name of the measure."""
 
 
 class Published(NamedTuple):

@@ -40,55 +40,38 @@ from matbackprop.vision.progress import track
 from matbackprop.vision.segmentation.hierarchy import merge_graph, smooth_contours, watershed_regions
 from matbackprop.vision.segmentation.regions import RegionGraph, border_strengths, region_graph
 
-SIGMA = 0.1
-"""Initial contour strength at which the affinity falls to 1/e, as for gPb."""
-VECTORS = 16
-"""Eigenvectors, as for gPb."""
-MARGIN = 5
-"""Side in pixels of the window in which a drawn border matches a border of regions."""
-STEPS = 60
-"""Passes of the optimizer over the training images."""
-LEVELS = np.arange(2, 100, 3) / 100
-"""Heights at which hierarchies are cut."""
+SIGMA = 0.1  #: Initial contour strength at which the affinity falls to 1/e, as for gPb.
+VECTORS = 16  #: Eigenvectors, as for gPb.
+MARGIN = 5  #: Side in pixels of the window in which a drawn border matches a border of regions.
+STEPS = 60  #: Passes of the optimizer over the training images.
+LEVELS = np.arange(2, 100, 3) / 100  #: Heights at which hierarchies are cut.
 ROWS = ("package", "contours", "cuts")
+#: Column of the table → name of the measure.
 COLUMNS = {
     "boundary F ODS": "boundary_ods", "OIS": "boundary_ois", "covering ODS": "covering_ods",
     "covering OIS": "covering_ois", "covering best": "covering_best", "PRI ODS": "pri_ods", "VI ODS": "vi_ods",
     "objects ODS": "objects_ods", "paper best": "paper_best", "paper average": "paper_average",
 }  # fmt: skip
-"""Column of the table → name of the measure."""
 
 
 @dataclass
 class Config(ImagesConfig):
     """Train border strengths with and without spectral distances, and score the hierarchies."""
 
-    out: Path = Path("results/cuts")
-    """Folder of results.jsonl and table.md. Finished runs are not repeated."""
-    model: str = BOX
-    """Contour network: box, a folder or a run folder."""
-    folds: int = 3
-    """Disjoint sets of training images; each has a quarter of them."""
-    images: str = "val"
-    """Split that is scored."""
+    out: Path = Path("results/cuts")  #: Folder of results.jsonl and table.md. Finished runs are not repeated.
+    model: str = BOX  #: Contour network: box, a folder or a run folder.
+    folds: int = 3  #: Disjoint sets of training images; each has a quarter of them.
+    images: str = "val"  #: Split that is scored.
 
 
 class Borders(NamedTuple):
-    """Borders between the regions of one image.
+    """Borders between the regions of one image."""
 
-    Attributes:
-        regions: their number S.
-        edges: (E, 2) pairs of regions.
-        lengths: (E,) in pixels.
-        strengths: (E,) mean contour strength.
-        agreement: (E,) mean fraction of the annotators who drew the border.
-    """
-
-    regions: int
-    edges: Tensor
-    lengths: Tensor
-    strengths: Tensor
-    agreement: Tensor
+    regions: int  #: number of regions
+    edges: Tensor  #: (E, 2), pairs of regions
+    lengths: Tensor  #: (E,), in pixels
+    strengths: Tensor  #: (E,), mean contour strength
+    agreement: Tensor  #: (E,), mean fraction of the annotators who drew the border
 
 
 class Weights(NamedTuple):

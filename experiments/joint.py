@@ -34,37 +34,28 @@ from matbackprop.vision.training.engine import fit
 from matbackprop.vision.training.loading import generator_for
 from matbackprop.vision.training.start import load_start
 
-CELL = 8
-"""Side in pixels of the cells that are cut."""
-WEIGHT = 0.1
-"""Weight of the objective relative to the loss of the contours; not tuned."""
+CELL = 8  #: Side in pixels of the cells that are cut.
+WEIGHT = 0.1  #: Weight of the objective relative to the loss of the contours; not tuned.
 OBJECTIVES = {"contours": None, "soft": normalized_cut_soft, "j2": normalized_cut_j2}
-LEVELS = np.arange(2, 100, 3) / 100
-"""Heights at which hierarchies are cut."""
+LEVELS = np.arange(2, 100, 3) / 100  #: Heights at which hierarchies are cut.
+#: Column of the table → name of the measure.
 COLUMNS = {
     "contours F ODS": "contours_ods", "contours OIS": "contours_ois", "regions F ODS": "boundary_ods",
     "regions OIS": "boundary_ois", "covering ODS": "covering_ods", "covering OIS": "covering_ois",
     "covering best": "covering_best", "VI ODS": "vi_ods",
 }  # fmt: skip
-"""Column of the table → name of the measure."""
 
 
 @dataclass
 class Config(ImagesConfig):
     """Train contour networks with and without a normalized-cut objective, and score them."""
 
-    out: Path = Path("results/joint")
-    """Folder of results.jsonl and table.md. Finished runs are not repeated."""
-    rows: tuple[str, ...] = ("contours", "soft")
-    """Objectives next to the contours: contours for none, soft, j2."""
-    preset: str = "efficientnet-lite2"
-    """Preset of the recipe contours."""
-    epochs: int = 16
-    """Epochs of every training."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """Seeds of each row."""
-    images: str = "val"
-    """Split that is scored."""
+    out: Path = Path("results/joint")  #: Folder of results.jsonl and table.md. Finished runs are not repeated.
+    rows: tuple[str, ...] = ("contours", "soft")  #: Objectives next to the contours: contours for none, soft, j2.
+    preset: str = "efficientnet-lite2"  #: Preset of the recipe contours.
+    epochs: int = 16  #: Epochs of every training.
+    seeds: tuple[int, ...] = (0, 1, 2)  #: Seeds of each row.
+    images: str = "val"  #: Split that is scored.
 
 
 class JointData(ContoursData):

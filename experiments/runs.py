@@ -32,6 +32,7 @@ from matbackprop.vision.data.cache import cache_key
 from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.metrics import paired_bootstrap
+from matbackprop.vision.models.backbones.published import find_weights
 from matbackprop.vision.progress import log_on_screen
 from matbackprop.vision.report.figures import PALETTE, figure, finish, styled
 from matbackprop.vision.report.tables import Table, format_number
@@ -318,8 +319,6 @@ def data_hash(root: Path, splits: tuple[str, ...]) -> str:
 @cache
 def weights_hash(backbone: str, weights: str) -> str:
     """Hash of a backbone's starting weights: ``"imagenet"``, ``"none"`` or a file."""
-    from matbackprop.vision.models.backbones.published import find_weights
-
     if weights == "none":
         return "none"
     return file_hash(find_weights(backbone) if weights == "imagenet" else Path(weights))

@@ -31,24 +31,15 @@ class Config:
     Packages that are not installed are reported as missing.
     """
 
-    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
-    """Suites to measure; all by default."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute."""
-    cases: str = ""
-    """Regular expression of the cases to measure; all by default."""
-    limit: float = math.inf
-    """Seconds after which a suite measures no further entry."""
-    quick: bool = False
-    """Tiny sizes that finish in seconds, to check that all suites run."""
-    seconds: float = 1.0
-    """Time for the repeats of each measurement."""
-    threads: int = 0
-    """CPU threads for torch; 0 uses torch's default."""
-    output: Path | None = None
-    """Folder for the results, one JSON file per machine; by default nothing is written."""
-    revision: str = ""
-    """Revision of the code, if git is not available."""
+    suites: Annotated[tuple[str, ...], tyro.conf.Positional] = ()  #: Suites to measure; all by default.
+    device: Literal["auto", "cpu", "cuda"] = "auto"  #: Where to compute.
+    cases: str = ""  #: Regular expression of the cases to measure; all by default.
+    limit: float = math.inf  #: Seconds after which a suite measures no further entry.
+    quick: bool = False  #: Tiny sizes that finish in seconds, to check that all suites run.
+    seconds: float = 1.0  #: Time for the repeats of each measurement.
+    threads: int = 0  #: CPU threads for torch; 0 uses torch's default.
+    output: Path | None = None  #: Folder for the results, one JSON file per machine; by default nothing is written.
+    revision: str = ""  #: Revision of the code, if git is not available.
 
 
 def measure_suite(config: Config, suite: str, device: torch.device) -> Results:

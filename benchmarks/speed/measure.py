@@ -173,11 +173,9 @@ class Record:
 class Results:
     """All records of one machine and the conditions of the measurement."""
 
-    machine: dict[str, Any]
-    """See :func:`describe_machine`."""
+    machine: dict[str, Any]  #: See :func:`describe_machine`.
     command: str
-    revision: str
-    """Revision of the code, if known."""
+    revision: str  #: Revision of the code, if known.
     date: str
     records: list[Record] = field(default_factory=list)
 

@@ -20,8 +20,7 @@ TITLES = {
     "training-step": "A training step",
 }
 
-_DIFFERENT = ("ncuts", "training-step")
-"""Suites whose methods compute different results."""
+_DIFFERENT = ("ncuts", "training-step")  #: Suites whose methods compute different results.
 
 INTRODUCTION = """# Benchmarks
 

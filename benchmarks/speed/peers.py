@@ -121,13 +121,13 @@ def jax_function(name: str) -> Callable[[Tensor], Tensor]:
     return ByJax.apply
 
 
+#: Method → factory of g(A) for ``log`` and ``sqrt``.
 MATRIX_FUNCTIONS: dict[str, Callable[[str], Callable[[Tensor], Tensor]]] = {
     "torch.linalg.eigh + autograd": eigh_function,
     "jax.numpy.linalg.eigh + jax.vjp": jax_function,
     "spd_learn": spd_learn_function,
     "geoopt": geoopt_function,
 }
-"""Method → factory of g(A) for ``log`` and ``sqrt``."""
 
 
 def pool_with(function: Callable[[Tensor], Tensor], eps: float) -> Callable[[Tensor], Tensor]:

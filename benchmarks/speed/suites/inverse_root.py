@@ -15,8 +15,8 @@ from matbackprop.functional._inverse_root import inverse_root as exact
 
 _ORDERS = (128, 256, 512, 1024)
 _ROOT, _EPS = 4, 1e-6
+#: Kind of gradients, and their number as a multiple of the order.
 _KINDS = {"decaying over 4 decades": 2.0, "of few gradients": 0.125}
-"""Kind of gradients, and their number as a multiple of the order."""
 
 
 @functools.lru_cache(maxsize=2)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from matbackprop.errors import MissingExtraError, WeightsError
-from matbackprop.vision.data import download as downloads
-from matbackprop.vision.models.backbones import ADAPTERS, BACKBONES, build_backbone
+from matbackprop.vision.models.backbones import ADAPTERS, BACKBONES, build_backbone, published
 from matbackprop.vision.models.backbones.published import download_weights, find_weights, load_backbone_weights
 from matbackprop.vision.models.weights import PretrainedMixin, in_eight_bits, read_weights
 from matbackprop.vision.training.config import RECIPES
@@ -108,7 +107,7 @@ def official(tmp_path, monkeypatch):
 
     def publish(name, url=None, member=""):
         if url is None:
-            monkeypatch.setattr(downloads, "download", fetch)
+            monkeypatch.setattr(published, "download", fetch)
         digest = hashlib.sha256((served / name).read_bytes()).hexdigest()
         url = url or f"https://example.org/{name}"
         entry = BACKBONES["alexnet"]._replace(url=url, sha256=digest[:8], member=member)

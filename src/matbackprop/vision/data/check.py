@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from matbackprop.errors import DataError, Problem
+from matbackprop.vision.data.bsds import find_root, find_split, read_sample
+from matbackprop.vision.data.coco import ImageRegions, OpenedImage, coco_files, open_regions, read_coco
 from matbackprop.vision.files import as_problem, shorten
 from matbackprop.vision.progress import track
 
@@ -59,8 +61,6 @@ def check_bsds(root: Path) -> CheckResult:
 
     Unreadable files, images without maps, maps without images, and maps of the wrong size are reported as problems.
     """
-    from matbackprop.vision.data.bsds import find_root, find_split, read_sample
-
     base = find_root(root)
     result = CheckResult("bsds")
     used: set[Path] = set()
@@ -111,7 +111,6 @@ def check_coco(root: Path) -> CheckResult:
 
 def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) -> list[dict[str, Any]]:
     """Add the findings of one annotation file and its images to ``result``, and return the categories."""
-    from matbackprop.vision.data.coco import ImageRegions, OpenedImage, coco_files, open_regions, read_coco
 
     def read(entry: ImageRegions) -> OpenedImage | Problem:
         try:

@@ -29,38 +29,24 @@ from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.training.start import load_start
 from matbackprop.vision.training.system import Data, System, adamw
 
-THRESHOLDS = np.arange(0.02, 1.0, 0.02)
-"""Candidates for the default threshold."""
-CERTAIN = 0.3
-"""Minimum fraction of annotators who drew a border."""
+THRESHOLDS = np.arange(0.02, 1.0, 0.02)  #: Candidates for the default threshold.
+CERTAIN = 0.3  #: Minimum fraction of annotators who drew a border.
 
 
 class ContourImage(NamedTuple):
-    """Photograph with the borders of all annotators, or with the contours that a network predicted.
+    """Photograph with the borders of all annotators, or with the contours that a network predicted."""
 
-    Attributes:
-        image: (3, h, w) uint8.
-        target: (h, w) uint8, fraction of annotators who drew a border at a pixel, or contour strength, times 255.
-        predicted: whether ``target`` is a prediction.
-    """
-
-    image: Tensor
-    target: Tensor
-    predicted: bool = False
+    image: Tensor  #: (3, h, w), uint8
+    target: Tensor  #: (h, w), uint8: fraction of annotators who drew a border, or contour strength, times 255
+    predicted: bool = False  #: whether ``target`` is a prediction
 
 
 class ContourBatch(NamedTuple):
-    """Crops or images, with values in [0, 1].
+    """Crops or images, with values in [0, 1]."""
 
-    Attributes:
-        image: (b, 3, h, w).
-        target: (b, h, w), fraction of annotators who drew a border, or contour strength.
-        predicted: (b,), whether ``target`` is a prediction.
-    """
-
-    image: Tensor
-    target: Tensor
-    predicted: Tensor
+    image: Tensor  #: (b, 3, h, w)
+    target: Tensor  #: (b, h, w), fraction of annotators who drew a border, or contour strength
+    predicted: Tensor  #: (b,), whether ``target`` is a prediction
 
 
 def read_images(data: BSDS) -> list[ContourImage]:

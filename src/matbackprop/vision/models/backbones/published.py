@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from matbackprop.errors import ConfigurationError, DataError, WeightsError
 from matbackprop.vision.configuration import suggest
+from matbackprop.vision.data.cache import default_cache_folder
+from matbackprop.vision.data.download import download
 from matbackprop.vision.files import atomic_write, shorten
 from matbackprop.vision.models.backbones.base import Backbone
 from matbackprop.vision.models.weights import load_weights_into, read_weights
@@ -155,8 +157,6 @@ def load_backbone_weights(backbone: nn.Module, name: str, weights: str | Path = 
 
 def find_weights(name: str) -> Path:
     """Return the file of published weights in ``$MATBACKPROP_DATA/weights`` or the cache; download it if needed."""
-    from matbackprop.vision.data.cache import default_cache_folder
-
     if name not in BACKBONES or not BACKBONES[name].file:
         known = [n for n, entry in BACKBONES.items() if entry.file]
         raise WeightsError(f"Backbone {name!r} has no published weights. {suggest(name, known, 'Backbones')}")
@@ -176,8 +176,6 @@ def download_weights(name: str, folder: str | Path) -> Path:
     A published file that is already in this folder is not downloaded.
     """
     from safetensors.torch import save
-
-    from matbackprop.vision.data.download import download
 
     entry, folder = BACKBONES[name], Path(folder)
     published = folder / entry.url.rsplit("/", 1)[-1]
