@@ -154,25 +154,10 @@ class NCutsModule(System):
         total, f = self.loss(batch)
         self.record("train/objective", total)
         if self.step % self.config.engine.log_every == 0:
-            for name, value in self.spectrum(f.detach()).items():
-                self.record(f"layer/{name}", value)
-            if f.requires_grad:
-                f.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().norm()))
+            values = spectrum(f)
+            self.record_layer(values, f, rtol=1e-10)
+            self.record("layer/soft_rank", (values / (values + self.config.model.ridge / f.shape[-1])).sum(-1).mean())
         return total
-
-    @torch.no_grad()
-    def spectrum(self, f: Tensor) -> dict[str, Tensor]:
-        """Return rank, soft rank and extreme eigenvalues of FᵀF at unit trace, averaged over the batch."""
-        gram = f.double().mT @ f.double()
-        gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
-        values = batched_eigh(gram)[0].clamp(min=0)
-        soft = values / (values + self.config.model.ridge / f.shape[-1])
-        return {
-            "rank": (values > 1e-10 * values[..., -1:]).double().sum(-1).mean(),
-            "soft_rank": soft.sum(-1).mean(),
-            "eigen_max": values[..., -1].mean(),
-            "eigen_min": values[..., 0].mean(),
-        }
 
     def validation_step(self, batch: NCutsBatch) -> None:
         total, _ = self.loss(batch)
@@ -182,6 +167,14 @@ class NCutsModule(System):
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         """Return AdamW with a one-cycle schedule."""
         return adamw(self.model, self.model.backbone, self.config.train, steps, warmup=0.3)
+
+
+@torch.no_grad()
+def spectrum(f: Tensor) -> Tensor:
+    """Return the ascending eigenvalues (b, d) of FᵀF at unit trace."""
+    gram = f.double().mT @ f.double()
+    gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
+    return batched_eigh(gram)[0].clamp(min=0)
 
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:

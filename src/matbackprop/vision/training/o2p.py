@@ -66,16 +66,10 @@ class RegionModule(System):
         """Record rank, spectrum and gradient of the structured layer every ``log_every`` steps."""
         if not self.training or self.step % self.config.engine.log_every:
             return
-        spectrum = _spectrum(pooling, inputs[0].detach()[:8])
-        largest = spectrum[:, -1:]
-        self.record("layer/eigen_max", largest.mean())
-        self.record("layer/eigen_min", spectrum[:, 0].mean())
-        self.record("layer/rank", (spectrum > 1e-6 * largest).sum(-1).double().mean())
+        self.record_layer(_spectrum(pooling, inputs[0].detach()[:8]), output, rtol=1e-6)
         self.record("layer/eps", pooling.config.eps)
         if pooling.power is not None:
             self.record("layer/power", pooling.power)
-        if output.requires_grad:
-            output.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().float().norm()))
 
     def validation_step(self, batch: RegionBatch) -> None:
         """Collect predictions and losses on the device."""

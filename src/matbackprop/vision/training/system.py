@@ -60,6 +60,18 @@ class System(nn.Module, ABC):
         """Average a scalar into the next line of metrics, over steps and processes, without synchronizing."""
         self.means.add(name, value, weight)
 
+    def record_layer(self, eigenvalues: Tensor, output: Tensor, *, rtol: float) -> None:
+        """Record rank and spectrum of a structured layer, and the norm of the gradient of its output.
+
+        ``eigenvalues`` (b, n) are ascending. Those below ``rtol`` times the largest do not count for the rank.
+        """
+        largest = eigenvalues[:, -1:]
+        self.record("layer/eigen_max", largest.mean())
+        self.record("layer/eigen_min", eigenvalues[:, 0].mean())
+        self.record("layer/rank", (eigenvalues > rtol * largest).double().sum(-1).mean())
+        if output.requires_grad:
+            output.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().float().norm()))
+
     def start(self, data: Any) -> None:
         """Prepare for training. Called after moving parameters to the device and loading a checkpoint."""
 
