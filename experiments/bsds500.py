@@ -68,8 +68,8 @@ class Config(ImagesConfig):
     #: test: train on train and val, score test. val: train on train, score val.
     images: Literal["test", "val"] = "test"
     seeds: tuple[int, ...] = (0, 1, 2)  #: Seeds of each row.
-    #: Image sizes whose contours are averaged in the rows of several scales.
-    scales: tuple[float, ...] = (0.75, 1.0, 1.4)
+    #: Averaged contours: default (none), single (with the mirror image), multi (also over image sizes).
+    parts: tuple[Literal["default", "single", "multi"], ...] = ("default", "single", "multi")
     levels: int = 99  #: Thresholds at which contours and hierarchies are cut.
 
     @property
@@ -80,6 +80,7 @@ class Config(ImagesConfig):
 
 #: Part of the runs → averaged contours.
 PARTS = {"default": "one", "single": "one, mirror image", "multi": "several, mirror image"}
+SCALES = {"default": (1.0,), "single": (1.0,), "multi": (0.75, 1.0, 1.4)}  #: Part of the runs → image sizes.
 SAVED = "saved"  #: Row of a saved network.
 FIXED = range(2, 41)  #: Fixed numbers of regions that the default segmentation is compared with.
 #: Column of the table → name of the measure.
@@ -152,7 +153,7 @@ class Bsds500(Experiment):
         for seed in range(len(self.config.model)) if self.config.model else self.config.seeds:
             for row in self.chosen:
                 network = cache(lambda row=row, seed=seed: self.model(row, seed))  # trained if a part is missing
-                for part in PARTS:
+                for part in self.config.parts:
                     work = partial(self.score, row, seed, part, network)
                     self.results.run(row, part, seed, self.provenance(row, seed, part), work)
         data = BSDS(self.config.root, self.config.images)
@@ -176,14 +177,10 @@ class Bsds500(Experiment):
         """Hash of the training and the scored images."""
         return runs.data_hash(self.config.data.folder(), tuple(sorted({"train", "val", self.config.images})))
 
-    def scales(self, part: str) -> Sequence[float]:
-        """The image sizes of a part."""
-        return self.config.scales if part == "multi" else (1.0,)
-
     def provenance(self, row: str, seed: int, part: str) -> dict[str, Any]:
         """Configuration, data, starting weights and device of a run."""
         config = self.config
-        configuration: dict[str, Any] = {"images": config.images, "scales": self.scales(part), "levels": config.levels}
+        configuration: dict[str, Any] = {"images": config.images, "scales": SCALES[part], "levels": config.levels}
         if part == "default":
             configuration["mirror"] = False  # recorded for this part only, so that published hashes stay valid
         if config.model:
@@ -219,7 +216,7 @@ class Bsds500(Experiment):
             (folder / kind).mkdir(parents=True)
         for path in images:
             image = torch.from_numpy(read_picture(path).pixels.transpose(2, 0, 1).copy())
-            contours = network_contours(model, image[None], self.scales(part), part != "default")[0]
+            contours = network_contours(model, image[None], SCALES[part], part != "default")[0]
             Image.fromarray(np.round(65535 * contours).astype(np.uint16)).save(folder / "contours" / f"{path.stem}.png")
         tasks = [(path.stem, folder, truth.get(path.stem, [])) for path in images]
         with config.pool() as pool:

@@ -32,7 +32,7 @@ def root(tmp_path_factory):
 def config(root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("bsds500")
     return Config(
-        out=folder / "out", rows=("smoke",), seeds=(0,), scales=(0.5, 1.0), levels=9, workers=1, accelerator="cpu",
+        out=folder / "out", rows=("smoke",), seeds=(0,), levels=9, workers=1, accelerator="cpu",
         data=Images(root=root, cache=folder / "cache"), override=("engine.max_epochs=1", "data.crop=32"),
     )  # fmt: skip
 
