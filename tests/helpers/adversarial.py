@@ -614,7 +614,7 @@ _PENCIL = {
     "inv_sqrt": (lambda x: 1 / mpmath.sqrt(x), truth.positive),
     "inverse": (lambda x: 1 / x, _nonzero),
 }
-_of_two = {"symmetric": (0, 1), "unit": 4 * ROUNDING}
+_of_two = {"symmetric": (0, 1), "unit": 4 * ROUNDING, "covariant": True}
 _cut_row = {"rank_tol": lambda problem: math.sqrt(_gram_tol(problem)), "least": 4.0}
 
 ROWS = [

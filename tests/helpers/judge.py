@@ -38,6 +38,10 @@ _FIX = re.compile(
 )
 
 
+def as_is(*outs):
+    return outs
+
+
 @dataclass(frozen=True)
 class Row:
     """An operator, its inputs, and its definition.
@@ -69,7 +73,7 @@ class Row:
     draw: Callable
     truth: Callable
     call: Callable
-    seen: Callable = lambda *outs: outs
+    seen: Callable = as_is
     symmetric: tuple[int, ...] = ()
     relative: tuple[int, ...] = ()
     covariant: bool = False
@@ -442,9 +446,9 @@ class Judge:
     def stable(self) -> float:
         """An answer near zero is judged, too, if its tolerance is at most this fraction of the size of ordinary ones.
 
-        Not if ``seen`` combines outputs: its terms may be large and cancel.
+        Not if ``seen`` combines outputs, because its terms may be large and cancel.
         """
-        return 0.0 if self.problem.row.composed else 1e-3
+        return 1e-3 if self.problem.row.seen is as_is else 0.0
 
     @cached_property
     def far(self) -> list[Told]:
@@ -519,6 +523,8 @@ class Judge:
         """The verdict on output k of the value or tangent, and whether it is determined."""
         told, allowed, size = self.tolerance(name, tensors, k)
         got, info = numbers(tensors[k]), torch.finfo(tensors[k].dtype)
+        if got == told:
+            return "exact", False
         tiny = 4 * info.tiny * (1 + mpf(max((_peak(m.velocity) for m in self.moved if m), default=0.0)))
         if allowed is None or allowed > max(size / 2 + tiny, self.stable * self.ordinary(name, k)):
             return self.of_size(name, got, k, info), False
@@ -586,6 +592,8 @@ class Judge:
         allowed += 2 * eps * weighted(lambda k: self.factors(name, k)) if row.composed else 0
         allowed += (2.5 if name == "second" else 1) * eps * abs(center)  # common factors; a sum of rounded terms
         self.note = " ".join(mpmath.nstr(x, 8) for x in (total, center, allowed, spread))
+        if total == center:
+            return "exact", False
         if not mpmath.isfinite(total):  # right if an entry of the gradient is beyond the range
             least = min((float(np.abs(v[v != 0]).min()) for v in velocities if v.any()), default=1.0)
             return ("exact" if abs(center) * 1000 * count > most * least else "silently wrong"), False
