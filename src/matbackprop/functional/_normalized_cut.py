@@ -53,6 +53,13 @@ class RowSums(NamedTuple):
     mass: Tensor
 
 
+class _Saved(NamedTuple):
+    f: Tensor
+    weights: Tensor
+    region: Tensor
+    k: int
+
+
 class _RowSums(Operation):
     """Fᵀ diag(a) F and Eᵀ[diag(b) F, c] for weights [a, b, c]. The gradient is a product and a gather."""
 
@@ -64,7 +71,11 @@ class _RowSums(Operation):
         return tall_product(a * f, f), region_sums(torch.cat([b * f, c], -1), region, k)
 
     @staticmethod
-    def adjoint(saved: Any, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
+    def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _Saved:
+        return _Saved(*inputs)
+
+    @staticmethod
+    def adjoint(saved: _Saved, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
         f, weights, region, k = saved
         a, b, _ = weights.split(1, -1)
         d = f.shape[-1]
@@ -78,7 +89,7 @@ class _RowSums(Operation):
         return g_f, torch.cat([(f * half).sum(-1, keepdim=True), (f * pulled).sum(-1, keepdim=True), g_mass], -1)
 
     @staticmethod
-    def tangent(saved: Any, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+    def tangent(saved: _Saved, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         f, weights, region, k = saved
         a, b, c = weights.split(1, -1)
         gram, columns = f.new_zeros(()), torch.cat([torch.zeros_like(f), torch.zeros_like(c)], -1)

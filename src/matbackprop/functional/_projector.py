@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,11 @@ from matbackprop.numerics import autocast_off, eye_like, gap_tolerance, rank_tol
 from matbackprop.solvers import batched_eigh, batched_svd
 
 
+class _Saved(NamedTuple):
+    onto: Tensor
+    inverse: Tensor
+
+
 class _Projector(Operation):
     """Π = AA⁺, given its value and A⁺ with its derivatives."""
 
@@ -29,17 +34,17 @@ class _Projector(Operation):
         return value.clone()
 
     @staticmethod
-    def save(inputs: tuple[Any, ...], outputs: Tensor) -> tuple[Tensor, Tensor]:
-        return outputs, inputs[2]
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Saved:
+        return _Saved(outputs, inputs[2])
 
     @staticmethod
-    def adjoint(saved: tuple[Tensor, Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
+    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Tensor:
         onto, inverse = saved
         g = 2 * symmetrize(g)
         return (g - onto @ g) @ inverse.mH
 
     @staticmethod
-    def tangent(saved: tuple[Tensor, Tensor], da: Tensor, *_: None) -> Tensor:
+    def tangent(saved: _Saved, da: Tensor, *_: None) -> Tensor:
         onto, inverse = saved
         return 2 * symmetrize((da - onto @ da) @ inverse)
 
