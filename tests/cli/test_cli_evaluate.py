@@ -190,6 +190,9 @@ def test_bad_contour_maps_are_reported(capsys, contours):
         np.save(contours[0] / name, content)
         code, _, err = run(capsys, contours[0], "--ground-truth", contours[1], command="contours")
         assert code == 2 and expected in err, err
+    (contours[0] / "a.png").write_bytes(b"nonsense")
+    code, _, err = run(capsys, contours[0], "--ground-truth", contours[1], command="contours")
+    assert code == 2 and "2 of 4 images cannot be scored" in err and "a.png" in err and "c: the boundary map" in err
     (contours[1] / "c.png").unlink()
     code, _, err = run(capsys, contours[0], "--ground-truth", contours[1], command="contours")
     assert code == 2 and "1 of 4 images have no human map: c" in err
