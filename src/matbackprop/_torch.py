@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -81,6 +82,11 @@ def is_differentiated(a: Tensor) -> bool:
 def transformed() -> bool:
     """Whether a transformation of ``torch.func`` or a level of dual numbers is active."""
     return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
+def outside_transforms() -> AbstractContextManager[Any]:
+    """Exclude operations on constants from all transformations of ``torch.func``."""
+    return torch._C._DisableFuncTorch()
 
 
 def reverse_mode_only() -> bool:

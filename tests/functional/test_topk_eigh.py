@@ -317,6 +317,18 @@ def test_unchecked_asymmetric_operators_are_nan():
         assert bool(topk_subspace(operator, 1, params, n=n, check=False).isnan().all())
 
 
+def test_jacobians_of_an_operator_are_exact_or_rejected():
+    def values(a):
+        return topk_eigh(lambda x, a: a @ x, 3, (a,), n=4).eigenvalues
+
+    a = symmetric("separated")
+    expected = torch.func.jacrev(lambda a: topk_eigh(a, 3).eigenvalues)(a)
+    torch.testing.assert_close(torch.func.jacrev(values)(a), expected)
+    for transform in (torch.func.jacfwd, torch.func.hessian):
+        with pytest.raises(SolverError, match="vmap and jacrev"):
+            transform(values)(a)
+
+
 def test_the_zero_matrix():
     assert topk_eigh(torch.zeros(3, 3), 1).eigenvalues.tolist() == [0]
     with pytest.raises(TieError, match="both sides"):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from matbackprop._torch import outside_transforms
 from matbackprop.errors import SolverError
 
 
@@ -38,7 +39,9 @@ class _Budget:
 
     def random(self) -> Tensor:
         like, generator = self.like, self.generator
-        return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device).to(like.device)
+        with outside_transforms():  # vmap, which jacfwd uses, does not allow random numbers
+            x = torch.randn(like.shape, generator=generator, dtype=like.dtype, device=generator.device)
+        return x.to(like.device)
 
     def check(self, k: int, residuals: Tensor, goal: Tensor) -> None:
         """Raise if no products are left."""
