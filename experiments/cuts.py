@@ -121,7 +121,7 @@ def train_weights(images: Sequence[Borders], *, spectral: bool) -> Weights:
     weights = Weights(parameter(-2.0), parameter(1.0), parameter(0.0) if spectral else None, parameter(np.log(SIGMA)))
     trained = [value for value in weights if value is not None]
     optimizer = torch.optim.Adam(trained if spectral else trained[:2], lr=0.05)
-    for _ in track(range(STEPS), "Training", STEPS):
+    for _ in track(range(STEPS), "Training"):
         optimizer.zero_grad()
         for borders in images:
             weight = borders.lengths / borders.lengths.sum() / len(images)

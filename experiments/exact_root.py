@@ -73,7 +73,7 @@ def compute_maps(backbone: str, root: Path, split: str, count: int) -> Maps:
     entries = [entry for entry in read_coco(annotations, images).images if entry.regions]
     order = np.random.default_rng(0).permutation(len(entries))
     parts: dict[str, list[Any]] = {"cells": [], "weight": [], "label": [], "image": []}
-    for number in track([int(i) for i in order], f"Maps of {split}", len(order)):
+    for number in track(order.tolist(), f"Maps of {split}"):
         if len(parts["label"]) >= count:
             break
         pixels, usable, *_ = open_regions(entries[number])

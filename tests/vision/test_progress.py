@@ -28,7 +28,7 @@ def test_without_a_terminal_a_line_is_printed_every_half_minute(clock, monkeypat
         caplog.set_level("INFO", logger="matbackprop")
     else:
         monkeypatch.setattr(progress.log, "hasHandlers", lambda: False)
-    for _ in track(range(100), "Preparing images", 100):
+    for _ in track(range(100), "Preparing images"):
         clock[0] += 1.0
     lines = (caplog.messages if listening else capsys.readouterr().err.splitlines())[:2]
     assert lines == [
@@ -41,8 +41,8 @@ def test_on_a_terminal_bars_are_drawn_and_removed_and_lines_stay_whole(monkeypat
     terminal = _Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    for i in track(range(3), "Preparing images", 3):
-        for _ in track(range(2), "Validating", 2):
+    for i in track(range(3), "Preparing images"):
+        for _ in track(iter(range(2)), "Validating", 2):
             print(f"line {i}", file=progress.sys.stderr)
     text = terminal.getvalue()
     assert "Preparing images" in text and "0/3" in text and "Validating" in text
