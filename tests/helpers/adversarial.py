@@ -577,8 +577,8 @@ def _geometry(metric):
         ),
         "log_map": (_two, truth.spd_log_map),
     }
-    common = {"symmetric": (0, 1), "complex": 2, "real_factor": math.sqrt(0.5)}
-    common |= {} if metric == "log_euclidean" else {"unit": 4 * ROUNDING, "covariant": True}
+    common = {"symmetric": (0, 1), "complex": 2, "real_factor": math.sqrt(0.5), "covariant": True}
+    common |= {} if metric == "log_euclidean" else {"unit": 4 * ROUNDING}
     rows = [
         Row(
             f"spd_{name}_{metric}",

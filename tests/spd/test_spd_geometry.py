@@ -477,6 +477,19 @@ def test_bures_geodesics_of_channels_in_different_units_are_accurate():
         assert relative(units @ sym(x.grad) @ units, units @ want @ units) < 1e-8
 
 
+def test_log_euclidean_geodesics_of_channels_in_different_units_are_accurate():
+    units = torch.diag(torch.tensor([1e-4, 1e4, 10.0], dtype=torch.float64))
+    a, b = (sym(units @ gram(n=3, seed=seed) @ units) for seed in (1, 2))
+    value, grads = exact(lambda x, y: truth.spd_geodesic(x, y, mpmath.mpf("0.3"), "log_euclidean"), a, b)
+    a, b = a.requires_grad_(), b.requires_grad_()
+    point = spd.geodesic(a, b, 0.3, metric="log_euclidean")
+    (point * cotangent(3)).sum().backward()
+    inverse = torch.linalg.inv(units)
+    assert relative(inverse @ point @ inverse, inverse @ value @ inverse) < 1e-13
+    for x, want in ((a, grads[0]), (b, grads[1])):
+        assert relative(units @ sym(x.grad) @ units, units @ want @ units) < 1e-12
+
+
 def test_unresolved_gradients_of_bures_distances_are_rejected():
     units = torch.tensor([1e-2, 1e-1, 1e8], dtype=torch.float64)
     x = units.unsqueeze(-1) * torch.randn(2, 3, 9, generator=generator(2), dtype=torch.float64)
@@ -501,7 +514,7 @@ def test_a_velocity_out_of_the_bures_cone_is_nan_or_rejected():
             assert t.isnan().all((-2, -1)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize("metric", ["affine_invariant", "bures_wasserstein"])
+@metrics
 @pytest.mark.parametrize("units", [([1e-2, 1.0, 1e2], [30.0, 1.0, 0.1]), ([1e-4, 1e4, 10.0], [1e-4, 1e4, 10.0])])
 def test_transforms_are_accurate_for_matrices_in_different_units(metric, units):
     """Gradients and tangents of the velocity at D·A·D under torch.func, against 60 digits."""

@@ -115,7 +115,7 @@ def geodesic(
 
     Gradient:
         First and second order with respect to A, B and t, exact at repeated eigenvalues. For ``"log_euclidean"``,
-        derivatives lose digits if the condition number exceeds about 1e9.
+        derivatives lose digits if the condition number, after scaling to a unit diagonal, exceeds about 1e9.
 
     Example:
         >>> import torch

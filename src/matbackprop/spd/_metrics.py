@@ -30,9 +30,14 @@ _MOST_SPREAD = 1e4  # of the pivots of two Cholesky factors, up to which their p
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
-def of_matrix(a: Tensor, function: str) -> Tensor:
-    known = batched_eigh(a.detach())
+def of_matrix(a: Tensor, function: str, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    known = batched_eigh(a.detach()) if known is None else known
     return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
+
+
+def _spectrum(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of positive definite matrices, accurate for channels in different units."""
+    return spectrum_of_pencil(a.detach(), eye_like(a).expand_as(a))
 
 
 def descending(a: Tensor, unit: Tensor | None = None) -> Tensor:
@@ -107,7 +112,7 @@ class Coordinates(NamedTuple):
         size = _size(a)
         unit = torch.where(size > 0, size, 1).log2().round().exp2()
         base = a.detach() / unit
-        return cls(unit, base, *batched_eigh(base))
+        return cls(unit, base, *_spectrum(base))
 
     def inside(self, b: Tensor) -> Tensor:
         """Uᵀ(B/unit)U, which is exactly diagonal at B = A."""
@@ -121,7 +126,8 @@ class Coordinates(NamedTuple):
         return self.unit * symmetrize(self.u @ x @ self.u.mH)
 
     def log(self, b: Tensor) -> Tensor:
-        return of_matrix(self.inside(b), "log")
+        b = self.inside(b)
+        return of_matrix(b, "log", _spectrum(b))
 
 
 class _LogEuclidean:
@@ -187,7 +193,7 @@ class _BuresWasserstein:
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
         order, eye = descending(p), eye_like(p)
         p, v = order @ p @ order.mT, order @ v @ order.mT
-        way = eye + lyapunov_by_spectrum(p, v, spectrum_of_pencil(p.detach(), eye))
+        way = eye + lyapunov_by_spectrum(p, v, _spectrum(p))
         inside = torch.linalg.cholesky_ex(way.detach()).info == 0
         return order.mT @ nan_where(~inside, symmetrize(way @ p @ way)) @ order
 
