@@ -42,7 +42,7 @@ def package_versions(names: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 
 def git_revision() -> dict[str, Any]:
-    """Return the git revision of this package, and whether it has uncommitted changes."""
+    """Return the git revision of this package, and whether files other than published results have changed."""
 
     def git(*words: str) -> str | None:
         try:
@@ -55,4 +55,5 @@ def git_revision() -> dict[str, Any]:
     revision = git("rev-parse", "HEAD")
     if revision is None:
         return {"git": None}
-    return {"git": revision, "git_dirty": bool(git("status", "--porcelain", "--untracked-files=no"))}
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+    return {"git": revision, "git_dirty": bool(changed)}
