@@ -79,9 +79,14 @@ def is_differentiated(a: Tensor) -> bool:
 # --- modes ---
 
 
+def transforms_active() -> bool:
+    """Whether a transformation of ``torch.func`` is being applied."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def transformed() -> bool:
     """Whether a transformation of ``torch.func`` or a level of dual numbers is active."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return transforms_active() or forward_ad._current_level >= 0
 
 
 def outside_transforms() -> AbstractContextManager[Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matbackprop._torch import reverse_mode_only
+from matbackprop._torch import transforms_active
 from matbackprop.errors import DomainError, DtypeError
 
 # Tables, because torch.compile does not trace dtype.to_complex().
@@ -33,7 +33,8 @@ def symmetrize(a: Tensor) -> Tensor:
     """Return the symmetric part (A + Aᵀ)/2, or the Hermitian part of a complex A."""
     total = a + a.mH
     # torch 2.11 compiles changes in place before a Function wrongly, and vmap(jvp) of constant tangents rejects them.
-    if not reverse_mode_only():
+    # torch.func.linearize, which uses dual numbers alone, folds this product wrongly.
+    if torch.compiler.is_compiling() or transforms_active():
         return 0.5 * total
     return total.mul_(0.5)  # fresh memory costs more than the sum
 
