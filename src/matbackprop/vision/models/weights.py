@@ -82,7 +82,10 @@ def check_weights(module: nn.Module, state: Mapping[str, Tensor], origin: str) -
         if names
     ]
     if texts:
-        raise WeightsError(f"The weights of {origin} do not match {type(module).__name__}: {'; '.join(texts)}.")
+        raise WeightsError(
+            f"The weights of {origin} do not match {type(module).__name__}: {'; '.join(texts)}. Use weights of the "
+            "same architecture."
+        )
     return state
 
 
@@ -167,8 +170,8 @@ class PretrainedMixin:
             state = read_weights(folder / WEIGHTS)
             check_weights(sketch, state, str(folder / WEIGHTS))
             model = cls(**config["arguments"])
-        except WeightsError as error:
-            raise WeightsError(f"{error} Check its {CONFIG}.") from error
+        except WeightsError:
+            raise
         except Exception as error:  # constructors raise many exception types
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise WeightsError(f"{folder / CONFIG} does not match {cls.__name__}: {reason[:500]}") from error
