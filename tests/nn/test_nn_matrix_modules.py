@@ -111,11 +111,11 @@ def test_modules_equal_functions_and_survive_pickling_and_state_dicts(name):
     buffer = io.BytesIO()
     torch.save(module.state_dict(), buffer)
     buffer.seek(0)
-    for twin in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
-        assert repr(twin) == repr(module) and type(module).__name__ in repr(module)
-        twin.load_state_dict(torch.load(buffer))
+    for copied in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(copied) == repr(module) and type(module).__name__ in repr(module)
+        copied.load_state_dict(torch.load(buffer))
         buffer.seek(0)
-        for one, other in zip(_tuple(twin(*inputs, **more)), outs, strict=True):
+        for one, other in zip(_tuple(copied(*inputs, **more)), outs, strict=True):
             assert torch.equal(one, other)
 
 
