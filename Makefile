@@ -78,9 +78,10 @@ processors: .venv/.dev
 	  env $$(echo $$settings | tr , ' ') $(BIN)/python $(PYTEST) $(QUICK) -k "not compil" $(NUMERICAL) || failed=1; \
 	done; exit $$failed
 
-# The newest torch with torchvision and timm.
+# The newest torch with torchvision and timm; NVRTC, which comes with it, compiles the CUDA kernels.
 newest: .venv-newest/.test
-	$(NEWEST)/python $(PYTEST) $(QUICK) $(NUMERICAL) tests/vision/models tests/vision/training/test_hub_presets.py
+	$(NEWEST)/python $(PYTEST) $(QUICK) $(NUMERICAL) tests/cuda/test_cuda_compiler.py \
+	  tests/vision/models tests/vision/training/test_hub_presets.py
 
 # Other Python versions, and the lowest versions that pyproject.toml allows; uv downloads them.
 VERSIONS ?= 3.11-lowest 3.12-newest 3.13-newest
