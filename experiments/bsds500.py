@@ -79,7 +79,7 @@ class Config(ImagesConfig):
 
 
 #: Part of the runs → averaged contours.
-PARTS = {"default": "one", "single": "one, mirror image", "multi": "several, mirror image"}
+PARTS = {"default": "one size", "single": "one size, mirror image", "multi": "three sizes, mirror image"}
 SCALES = {"default": (1.0,), "single": (1.0,), "multi": (0.75, 1.0, 1.4)}  #: Part of the runs → image sizes.
 SAVED = "saved"  #: Row of a saved network.
 FIXED = range(2, 41)  #: Fixed numbers of regions that the default segmentation is compared with.
@@ -279,11 +279,13 @@ class Bsds500(Experiment):
                 source = f"this program, seeds: {len(done)}"
                 method = f"contours, {', '.join(config.model) or row}"
                 body.append([method, images, first["levels"], averaged, *cells, source])
-            if done := self.results.runs(row, "single"):
-                curve = done[0]["metrics"]["curve"]
-                line = {f"{row} on {config.images}": (curve["recall"], curve["precision"])}
+            curves = {
+                PARTS[part]: done[0]["metrics"]["curve"] for part in PARTS if (done := self.results.runs(row, part))
+            }
+            if curves:
                 target = config.out / "figures" / f"{row}-{config.images}.png"
-                lines(line, target, xlabel="recall", ylabel="precision")
+                points = {name: (curve["recall"], curve["precision"]) for name, curve in curves.items()}
+                lines(points, target, xlabel="recall of contours", ylabel="precision")
         self.results.require(used)
         for run in self.results.runs(HUMANS, "baseline"):
             people = {f"one_{n}": run["metrics"]["scores"][f"paper_{n}"] for n in ("best", "average")}
