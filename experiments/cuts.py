@@ -228,7 +228,7 @@ class Cuts(Experiment):
             + "."
         )
         title = "Normalized cuts in the hierarchy"
-        table = runs.contour_table(done, COLUMNS, ("ms", milliseconds), title=title, note=note)
+        table = runs.contour_table(done, COLUMNS, title=title, note=note, milliseconds=milliseconds)
         self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
 
 

@@ -20,7 +20,7 @@ from torch.nn import functional as nnf
 
 from experiments import runs
 from experiments.bsds500 import hierarchy_of
-from experiments.runs import Experiment, ImagesConfig, Measured
+from experiments.runs import Experiment, ImagesConfig
 from matbackprop import normalized_cut_j2, normalized_cut_soft
 from matbackprop.vision.configuration import merge
 from matbackprop.vision.data.bsds import BSDS
@@ -162,15 +162,14 @@ class Joint(Experiment):
     def summarize(self) -> None:
         """Write the mean over seeds, with paired intervals against contours alone."""
         done = self.results.require({row: each for row in OBJECTIVES if (each := self.results.runs(row))})
-        seconds = {row: Measured.of([run["metrics"]["seconds"] for run in each]) for row, each in done.items()}
         first = next(iter(done.values()))
         note = (
             f"{first[0]['metrics']['images']} images of {self.config.images}; mean ± deviation over "
             f"{len(first)} seeds. Difference: covering of the best level of an image against the row "
-            "contours, with its 95 % interval. Seconds: training and scoring."
+            "contours, with its 95 % interval."
         )
         title = "Joint training with normalized cuts"
-        table = runs.contour_table(done, COLUMNS, ("seconds", seconds), title=title, note=note)
+        table = runs.contour_table(done, COLUMNS, title=title, note=note)
         self.results.write_table(table, runs=[run for all_runs in done.values() for run in all_runs])
 
 

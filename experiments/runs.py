@@ -375,22 +375,25 @@ def interval_text(interval: Mapping[str, float], digits: int) -> str:
 def contour_table(
     done: Mapping[str, Sequence[Run]],
     columns: Mapping[str, str],
-    cost: tuple[str, Mapping[str, Any]],
     *,
     title: str,
     note: str,
+    milliseconds: Mapping[str, Any] | None = None,
 ) -> Table:
-    """Mean scores of each row, the difference of its coverings to those of the row ``contours``, and its cost."""
+    """Mean scores of each row, the difference of its coverings to those of the row ``contours``, and its time."""
     if "contours" not in done:
         raise DataError("The row contours has no finished run. Run the command without --summary.")
     covering = {row: np.mean([run["metrics"]["covering"] for run in each], 0) for row, each in done.items()}
-    body = []
+    body: list[list[Any]] = []
     for row, each in done.items():
         gain = interval_text(paired_bootstrap(covering[row], covering["contours"])._asdict(), 3)
         means = [Measured.of([run["metrics"]["scores"][name] for run in each]) for name in columns.values()]
-        body.append([row, *means, "" if row == "contours" else gain, cost[1][row]])
-    formats = dict.fromkeys(columns, ".3f") | {cost[0]: ".0f"}
-    return Table(["row", *columns, "difference", cost[0]], body, title=title, note=note, formats=formats)
+        body.append([row, *means, "" if row == "contours" else gain])
+    formats, names = dict.fromkeys(columns, ".3f"), ["row", *columns, "difference"]
+    if milliseconds is not None:
+        body = [[*cells, milliseconds[cells[0]]] for cells in body]
+        formats, names = formats | {"ms": ".0f"}, [*names, "ms"]
+    return Table(names, body, title=title, note=note, formats=formats)
 
 
 def as_option(name: str, value: Any) -> str:
