@@ -8,13 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from matbackprop.checks import Prepared, check_result, check_same_kind, nan_where, prepare
+from matbackprop.checks import Prepared, check_result, check_same_kind, nan_where, prepare, wants_check
 from matbackprop.divided_differences import FunctionLike, Given, SpectralFunction, resolve_function
 from matbackprop.errors import ShapeError
 from matbackprop.functional._eigh import Eigenpairs
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._labels import gather_rows
 from matbackprop.functional._linear_solve import definite_factor
-from matbackprop.functional._matrix_function import from_one_decomposition
+from matbackprop.functional._matrix_function import of_known_spectrum
+from matbackprop.functional._spectrum import Spectrum
 from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
 from matbackprop.numerics import autocast_off, eye_like, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
@@ -28,29 +30,48 @@ def congruent(lower: Tensor, a: Tensor) -> Tensor:
     return symmetrize(torch.linalg.solve_triangular(lower, half.mH, upper=False))
 
 
-def spectrum_of_pencil(a: Tensor, lower: Tensor, inverse: bool = False) -> tuple[Tensor, Tensor]:
+def descending(a: Tensor, unit: Tensor | None = None) -> Tensor:
+    """The order ``(*batch, n)`` in which the diagonal of A, divided by that of the unit, descends.
+
+    In this order Cholesky factors of channels in different units are graded, and their small entries stay accurate.
+    """
+    sizes = a.detach().diagonal(dim1=-2, dim2=-1).real
+    if unit is not None:
+        sizes = sizes / unit.detach().diagonal(dim1=-2, dim2=-1).real
+    return sizes.argsort(-1, descending=True)
+
+
+def permuted(a: Tensor, order: Tensor) -> Tensor:
+    """The rows and columns of A in an order."""
+    return gather_rows(gather_rows(a, order).mT, order).mT
+
+
+def spectrum_of_pencil(a: Tensor, lower: Tensor | None = None, inverse: bool = False) -> tuple[Tensor, Tensor]:
     """Return ascending eigenvalues and eigenvectors U of L⁻¹AL⁻ᵀ, or descending ones of LᵀAL if ``inverse``.
 
     In this order, terms with the derivative of a Cholesky factor do not cancel in functions of `Reduced` pencils. The
     error of eigenvalues is relative to the largest. If A is positive definite and the spectrum is too wide, it is
-    recomputed from the Cholesky factor of A (`_graded_spectrum`).
+    recomputed from the Cholesky factor of A (`_graded_spectrum`). Without L, the matrix is A.
     """
-    bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)  # not definite, and LAPACK does not accept NaN
-    eye = eye_like(lower)
-    lower = torch.where(bad[..., None, None], eye, lower)
+    bad = None
+    if lower is not None:  # NaN if B is not definite, which LAPACK does not accept
+        bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)
+        lower = torch.where(bad[..., None, None], eye_like(lower), lower)
 
-    def carry(x: Tensor) -> Tensor:
+    def carry(x: Tensor, inverse: bool = inverse) -> Tensor:
+        if lower is None:
+            return x
         return lower.mH @ x if inverse else torch.linalg.solve_triangular(lower, x, upper=False)
 
-    values, vectors = batched_eigh(symmetrize(carry(carry(a).mH)))
+    values, vectors = batched_eigh(a if lower is None else symmetrize(carry(carry(a).mH)))
     if values.numel() and refinement_needed(ill_determined(values)):
-        root = definite_factor(a, a.dtype)
+        root, eye = definite_factor(a, a.dtype), eye_like(a)
         definite = ~root.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1) & values.isfinite().all(-1)
         root = torch.where(definite[..., None, None], root, eye)
         dual = torch.linalg.solve_triangular(root, eye, upper=False).mH
-        dual = torch.linalg.solve_triangular(lower, dual, upper=False) if inverse else lower.mH @ dual
-        exact, u, unresolved = _graded_spectrum(carry(root), dual)
-        bad = bad | (definite & unresolved)
+        exact, u, unresolved = _graded_spectrum(carry(root), carry(dual, not inverse))
+        lost = definite & unresolved
+        bad = lost if bad is None else bad | lost
         values = torch.where(definite.unsqueeze(-1), exact, values)
         vectors = torch.where(definite[..., None, None], u, vectors)
     if inverse:
@@ -83,6 +104,10 @@ def _moving(value: Tensor, x: Tensor) -> Tensor:
     return torch.diag_embed(value).to(x.dtype) + (x - x.detach())
 
 
+def diagonal_spectrum(values: Tensor, like: Tensor) -> Spectrum:
+    return Spectrum(values, eye_like(like).expand_as(like))
+
+
 class Reduced(NamedTuple):
     """A pencil in the coordinates of its eigenvectors, in which VᵀAV = Λ and VᵀBV = I exactly.
 
@@ -98,11 +123,12 @@ class Reduced(NamedTuple):
     inverse: bool  # whether the pencil is that of A and B⁻¹
 
     @classmethod
-    def of(cls, a: Tensor, b: Tensor, factor: Tensor | None = None, inverse: bool = False) -> Reduced:
-        """Reduce the pencil of A and B, or of A and B⁻¹, given the Cholesky factor of B if it is known."""
-        factor = definite_factor(b.detach()) if factor is None else factor
-        values, u = spectrum_of_pencil(a.detach(), factor, inverse)
-        v, w = torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u
+    def of(cls, a: Tensor, b: Tensor, order: Tensor, inverse: bool = False) -> Reduced:
+        """Reduce the pencil of A and B, or of A and B⁻¹, with a Cholesky factor of B in an `descending` order."""
+        factor = definite_factor(permuted(b.detach(), order))
+        values, u = spectrum_of_pencil(permuted(a.detach(), order), factor, inverse)
+        back = order.argsort(-1)
+        v, w = (gather_rows(t, back) for t in (torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u))
         return cls.at(a, symmetrize(v.mH @ b @ v), values, v, w, inverse)
 
     @classmethod
@@ -118,8 +144,7 @@ class Reduced(NamedTuple):
             inside = symmetrize(self.lower.mH @ self.a @ self.lower)
         else:
             inside = congruent(self.lower, self.a)
-        eye = eye_like(inside).expand_as(inside)
-        return from_one_decomposition(inside, [given], check_values, real_dtype(inside.dtype), (self.values, eye))[0]
+        return of_known_spectrum(inside, diagonal_spectrum(self.values, inside), given, check_values)
 
     def transformed(self, given: tuple[SpectralFunction, Given], check_values: bool = False) -> Tensor:
         """L g(L⁻¹AL⁻ᵀ) Lᵀ with B = LLᵀ."""
@@ -283,8 +308,8 @@ def generalized_matrix_function(
     given = resolve_function(function, exponent, params)
     x, y = _prepare(a, b, check, precision)
     with autocast_off(a.device.type):
-        factor = definite_factor(y.x.detach(), b.dtype, y.check_values)
-        out = Reduced.of(x.x, y.x, factor).transformed(given, x.check_values)
+        definite_factor(y.x.detach(), b.dtype, y.check_values)
+        out = Reduced.of(x.x, y.x, descending(y.x)).transformed(given, wants_check(x.check_values, x.x, *given[1]))
         if given[0].domain == "positive":  # rounding may hide a zero eigenvalue
             factor = definite_factor(x.x.detach(), a.dtype, x.check_values, "a")
             out = nan_where(factor.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1), out)

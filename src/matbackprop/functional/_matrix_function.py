@@ -211,20 +211,25 @@ def from_one_decomposition(
     functions: Sequence[tuple[SpectralFunction, Given]],
     check: bool | None,
     precision: torch.dtype | None,
-    known: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:
-    """Functions of A with their parameters; ``known`` eigenvalues have no rounding errors."""
+    """Functions of A with their parameters."""
     given = [p for _, params in functions for p in params]
     x = a.detach() if reverse_mode_only() else a  # if detached, the graph has no node for the symmetric part
     unit = 1.0 if all(fn.name == "exp" for fn, _ in functions) else 0.0
     ready = prepare(x, "a", check, precision, sizes=None, symmetric=True, unit=unit, others=given)
     with autocast_off(a.device.type):
-        values, vectors = known or batched_eigh(ready.x.detach())
-        outs = []
-        for fn, params in functions:
-            lam = values if known else without_rounding(values, a.dtype, fn.domain)
-            outs.append(_function_of(a, ready, Spectrum(lam, vectors), fn, params))
-        return tuple(outs)
+        values, vectors = batched_eigh(ready.x.detach())
+        spectra = (Spectrum(without_rounding(values, a.dtype, fn.domain), vectors) for fn, _ in functions)
+        return tuple(
+            _function_of(a, ready, at, fn, params) for at, (fn, params) in zip(spectra, functions, strict=True)
+        )
+
+
+def of_known_spectrum(
+    a: Tensor, spectrum: Spectrum, given: tuple[SpectralFunction, Given], check_values: bool = False
+) -> Tensor:
+    """g(A) of exactly symmetric matrices in the dtype of the computation; the eigenvalues have no rounding errors."""
+    return _function_of(a, Prepared(a, check_values), spectrum, *given)
 
 
 def _function_of(a: Tensor, ready: Prepared, spectrum: Spectrum, function: SpectralFunction, given: Given) -> Tensor:

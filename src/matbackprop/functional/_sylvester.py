@@ -12,6 +12,7 @@ from matbackprop.checks import check_matrix, prepare, raise_or_nan
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import broadcast_batches
+from matbackprop.functional._spectrum import Spectrum
 from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -58,9 +59,10 @@ class _Sylvester(Operation):
         return apply(_Sylvester, a, b, right, *factors)
 
 
-def lyapunov_by_spectrum(p: Tensor, c: Tensor, spectrum: tuple[Tensor, Tensor]) -> Tensor:
-    """X with PX + XP = C, given the eigenvalues and eigenvectors of P."""
-    return apply(_Sylvester, p, p, c, *spectrum, *spectrum)
+def lyapunov_by_spectrum(p: Tensor, c: Tensor, spectrum: Spectrum) -> Tensor:
+    """X with PX + XP = C, given the spectrum of P."""
+    values, vectors, _ = spectrum
+    return apply(_Sylvester, p, p, c, values, vectors, values, vectors)
 
 
 def sylvester(

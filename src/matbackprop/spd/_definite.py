@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from matbackprop import checks
-from matbackprop.checks import check_matrix, check_result, out_of_range, wants_check
+from matbackprop.checks import check_matrix, check_result, nan_where, out_of_range, wants_check
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._linear_solve import broadcast_batches, shapes_of
-from matbackprop.numerics import compute_dtype, eye_like, real_dtype, zero_tolerance
+from matbackprop.numerics import compute_dtype, eye_like, zero_tolerance
 
 
 class DefiniteMatrices(NamedTuple):
@@ -21,13 +21,13 @@ class DefiniteMatrices(NamedTuple):
 
     matrices: list[Tensor]  # exactly symmetric, of one shape, in the compute dtype; the identity replaces invalid ones
     definite: Tensor  # whether all matrices of a batch element are positive definite
-    mark: Tensor  # 1 for each batch element, or NaN if one of its matrices is invalid
+    bad: Tensor | None  # which batch elements contain an invalid matrix; None if values are checked
     check_values: bool
     dtype: torch.dtype  # of the results: that of the first matrix, complex if any is
 
     def result(self, out: Tensor, name: str, fix: str) -> Tensor:
         """Set undefined results to NaN; raise if a result is not finite and values are checked."""
-        out = (out * self.mark[..., None, None]).to(self.dtype)
+        out = nan_where(self.bad, out).to(self.dtype)
         if self.check_values:
             check_result(out, name, fix)
         return out
@@ -54,13 +54,11 @@ def prepare_definite(
     has_complex = any(a.is_complex() for a in given)
     compute = compute_dtype(precision, torch.complex64 if has_complex else torch.float32)
     check_values = wants_check(check, *given, *others)
-    converted, marks, definite = [], [], []
+    converted, invalid, definite = [], [], []
     for name, a in matrices.items():
         ready = checks.prepare(a, name, check_values, precision, sizes="products", symmetric=True)
         x = ready.x.to(compute)
-        good = x.detach().isfinite().all(-1).all(-1)
-        for bad in () if check_values else (ready.bad, out_of_range(a, compute, "products")):
-            good = good if bad is None else good & ~bad
+        regular = torch.ones((), dtype=torch.bool, device=a.device)
         if name not in symmetric:
             tolerance = a.shape[-1] * zero_tolerance(a.dtype, compute, 1)
             definite.append(_exceed(x.detach(), tolerance))
@@ -73,14 +71,16 @@ def prepare_definite(
                     f"{int((~regular).sum())} of {regular.numel()} matrices {name} are not positive {kind}: scaled to "
                     f"a unit diagonal, an eigenvalue is {bound}. Add a multiple of the identity."
                 )
-            good = good & regular
-        marks.append(torch.where(good, 1.0, torch.nan).to(real_dtype(compute)))
-        # The factor makes gradients of undefined matrices NaN.
-        x = torch.where(good[..., None, None], x * marks[-1][..., None, None], eye_like(x))
+        if not check_values:
+            parts = ready.bad, out_of_range(a, compute, "products"), ~regular, ~x.isfinite().all(-1).all(-1)
+            bad = functools.reduce(torch.logical_or, [part for part in parts if part is not None])
+            x = torch.where(bad[..., None, None], eye_like(x), nan_where(bad, x))  # with gradients of NaN
+            invalid.append(bad)
         converted.append(x.expand(*batch, *x.shape[-2:]))
     dtype = torch.promote_types(given[0].dtype, torch.complex64) if has_complex else given[0].dtype
     every = functools.reduce(torch.logical_and, definite)
-    return DefiniteMatrices(converted, every, functools.reduce(torch.mul, marks), check_values, dtype)
+    any_bad = functools.reduce(torch.logical_or, invalid) if invalid else None
+    return DefiniteMatrices(converted, every, any_bad, check_values, dtype)
 
 
 def _exceed(x: Tensor, tolerance: float) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_floating, check_result
+from matbackprop.checks import check_finite, check_floating, check_result, nan_where
 from matbackprop.numerics import autocast_off, eye_like, real_dtype, zero_tolerance
 from matbackprop.spd._definite import prepare_definite
 from matbackprop.spd._frechet import squared_bures_distance
@@ -83,7 +83,7 @@ def distance(
         if not squared:
             zero = (out == 0) | (x == y).all(-1).all(-1)
             out = torch.where(zero, 0, torch.where(zero, 1, out).sqrt())
-        out = (out * given.mark).to(real_dtype(a.dtype))
+        out = nan_where(given.bad, out).to(real_dtype(a.dtype))
         if given.check_values:
             check_result(out, f"{_WIDE} the distance", "Use similar units, or scale the matrices.")
         return out

@@ -17,12 +17,19 @@ from matbackprop.checks import check_weight_totals, nan_where
 from matbackprop.divided_differences import Given, SpectralFunction, resolve_function
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._generalized_eigh import Reduced, congruent, definite_factor, spectrum_of_pencil
+from matbackprop.functional._generalized_eigh import (
+    Reduced,
+    congruent,
+    definite_factor,
+    descending,
+    permuted,
+    spectrum_of_pencil,
+)
 from matbackprop.functional._linear_solve import pull_back, push_forward, solve_by_products
 from matbackprop.numerics import autocast_off, is_double, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 from matbackprop.spd._definite import prepare_definite
-from matbackprop.spd._metrics import Coordinates, Metric, descending, geometry, of_matrix
+from matbackprop.spd._metrics import Coordinates, Metric, geometry, of_matrix
 
 
 def _weighted(points: Tensor, weight: Tensor) -> Tensor:
@@ -247,12 +254,12 @@ def mean(
         elif weight is not None:
             w = nan_where((w < 0).any(-1), w)
         w = w / w.sum(-1, keepdim=True)
-        given = given._replace(mark=given.mark.prod(-1))
+        given = given._replace(bad=None if given.bad is None else given.bad.any(-1))
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
             return given.result(_log_euclidean_mean(x, w), "The mean", "Scale the matrices.")
         kind = _MEANS[metric]
         order = descending(x.detach().mean(-3))
-        x = order.unsqueeze(-3) @ x @ order.mT.unsqueeze(-3)
+        x = permuted(x, order.unsqueeze(-2).expand(x.shape[:-1]))
         with torch.no_grad():
             fixed, fraction = x.detach(), w.detach()
             m = _iterate(kind, _log_euclidean_mean(fixed, fraction), fixed, fraction, tolerance, max_iterations)
@@ -262,6 +269,7 @@ def mean(
             basis, z, scale = kind.basis(m, frame, v)
         constants = (frame.values, v, outer, z, scale)
         moved = apply(_Minimizer, kind.gradient, tolerance, torch.zeros_like(m), x, w, *constants)
-        moved = torch.where(given.mark.isnan()[..., None, None], 0, moved)  # no adjoint system for undefined means
+        if given.bad is not None:  # no adjoint system for undefined means
+            moved = torch.where(given.bad[..., None, None], 0, moved)
         out = m + symmetrize(basis @ (scale * moved) @ basis.mH)
-        return given.result(order.mT @ out @ order, "The mean", "Scale the matrices.")
+        return given.result(permuted(out, order.argsort(-1)), "The mean", "Scale the matrices.")

@@ -16,8 +16,16 @@ from matbackprop._torch import is_differentiated
 from matbackprop.checks import check_option, nan_where
 from matbackprop.divided_differences import named_function, resolve_function
 from matbackprop.functional._function import with_derivatives_of
-from matbackprop.functional._generalized_eigh import Reduced, definite_factor, spectrum_of_pencil
-from matbackprop.functional._matrix_function import from_one_decomposition
+from matbackprop.functional._generalized_eigh import (
+    Reduced,
+    definite_factor,
+    descending,
+    diagonal_spectrum,
+    permuted,
+    spectrum_of_pencil,
+)
+from matbackprop.functional._labels import gather_rows
+from matbackprop.functional._matrix_function import of_known_spectrum
 from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.functional._sylvester import lyapunov_by_spectrum
@@ -30,26 +38,16 @@ _MOST_SPREAD = 1e4  # of the pivots of two Cholesky factors, up to which their p
 Metric = Literal["affine_invariant", "log_euclidean", "bures_wasserstein"]
 
 
-def of_matrix(a: Tensor, function: str, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    known = batched_eigh(a.detach()) if known is None else known
-    return from_one_decomposition(a, [resolve_function(function)], False, real_dtype(a.dtype), known)[0]
+def of_matrix(a: Tensor, function: str, spectrum: Spectrum | None = None) -> Tensor:
+    """A function of exactly symmetric matrices; NaN outside its domain."""
+    return of_known_spectrum(a, spectrum or Spectrum(*batched_eigh(a.detach())), resolve_function(function))
 
 
-def _spectrum(a: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of positive definite matrices, accurate for channels in different units."""
-    return spectrum_of_pencil(a.detach(), eye_like(a).expand_as(a))
-
-
-def descending(a: Tensor, unit: Tensor | None = None) -> Tensor:
-    """The permutation matrix P for which the diagonal of PAPᵀ, divided by that of the unit, descends.
-
-    In this order Cholesky factors of channels in different units are graded, and their small entries stay accurate.
-    """
-    sizes = a.detach().diagonal(dim1=-2, dim2=-1).real
-    if unit is not None:
-        sizes = sizes / unit.detach().diagonal(dim1=-2, dim2=-1).real
-    order = sizes.argsort(-1, descending=True)
-    return (order.unsqueeze(-1) == torch.arange(a.shape[-1], device=a.device)).to(a.dtype)
+def _spectrum(a: Tensor) -> Spectrum:
+    """The spectrum of positive definite matrices, accurate for channels in different units."""
+    order = descending(a)
+    values, vectors = spectrum_of_pencil(permuted(a.detach(), order))
+    return Spectrum(values, gather_rows(vectors, order.argsort(-1)))
 
 
 def _squared(a: Tensor) -> Tensor:
@@ -78,18 +76,16 @@ def _each(t: float | Tensor) -> float | Tensor:
 
 class _AffineInvariant:
     def _function(self, a: Tensor, b: Tensor, function: str, t: float | Tensor | None = None) -> Tensor:
-        p = descending(b, a)
-        return p.mT @ Reduced.of(p @ a @ p.mT, p @ b @ p.mT).transformed(resolve_function(function, t)) @ p
+        return Reduced.of(a, b, descending(b, a)).transformed(resolve_function(function, t))
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
-        p = descending(a, b)
-        return _squared(Reduced.of(p @ b @ p.mT, p @ a @ p.mT).function(resolve_function("log")))
+        return _squared(Reduced.of(b, a, descending(a, b)).function(resolve_function("log")))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         return self._function(b, a, "power", t)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        return Reduced.of(v, p).transformed(resolve_function("exp"))
+        return Reduced.of(v, p, descending(p)).transformed(resolve_function("exp"))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         return self._function(q, p, "log")
@@ -112,7 +108,7 @@ class Coordinates(NamedTuple):
         size = _size(a)
         unit = torch.where(size > 0, size, 1).log2().round().exp2()
         base = a.detach() / unit
-        return cls(unit, base, *_spectrum(base))
+        return cls(unit, base, *_spectrum(base)[:2])
 
     def inside(self, b: Tensor) -> Tensor:
         """Uᵀ(B/unit)U, which is exactly diagonal at B = A."""
@@ -129,45 +125,49 @@ class Coordinates(NamedTuple):
         b = self.inside(b)
         return of_matrix(b, "log", _spectrum(b))
 
+    def log_of_base(self, a: Tensor) -> Tensor:
+        """`log` of A itself, which is diagonal."""
+        a = self.inside(a)
+        return of_matrix(a, "log", diagonal_spectrum(self.values, a))
+
 
 class _LogEuclidean:
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         at = Coordinates.of(a)
-        return _squared(at.log(a) - at.log(b))
+        return _squared(at.log_of_base(a) - at.log(b))
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         t = torch.as_tensor(t, dtype=real_dtype(a.dtype), device=a.device)[..., None, None]
         swap = t.detach() > 0.5  # start from the closer end
         a, b, t = torch.where(swap, b, a), torch.where(swap, a, b), torch.where(swap, 1 - t, t)
         at = Coordinates.of(a)
-        start, end = at.log(a), at.log(b)
+        start, end = at.log_of_base(a), at.log(b)
         return at.outside(of_matrix(start + t * (end - start), "exp"))
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
         at = Coordinates.of(p)
-        exponent = at.log(p) + _derivative(at.inside(p), at.u.mH @ (v / at.unit) @ at.u, "log")
+        exponent = at.log_of_base(p) + _derivative(at.inside(p), at.u.mH @ (v / at.unit) @ at.u, "log")
         values, vectors = batched_eigh(exponent.detach())
         end = spectral(exponent, Spectrum(values, vectors), named_function("exp"))
         return at.outside(nan_where((values < _LOWEST).any(-1), end))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         at = Coordinates.of(p)
-        start = at.log(p)
+        start = at.log_of_base(p)
         return at.outside(_derivative(start, at.log(q) - start, "exp"))
 
 
 class _BuresWasserstein:
-    def _root(self, a: Tensor, b: Tensor) -> tuple[Tensor, Reduced, Tensor]:
-        """The square root of LᵀBL with A = LLᵀ, in the coordinates of a pencil of permuted matrices."""
-        p = descending(a)
-        pencil = Reduced.of(p @ b @ p.mT, p @ a @ p.mT, inverse=True)
-        return pencil.function(resolve_function("sqrt")), pencil, p
+    def _root(self, a: Tensor, b: Tensor) -> tuple[Tensor, Reduced]:
+        """The square root of LᵀBL with A = LLᵀ, in the coordinates of a pencil."""
+        pencil = Reduced.of(b, a, descending(a), inverse=True)
+        return pencil.function(resolve_function("sqrt")), pencil
 
     def _moved(self, a: Tensor, b: Tensor) -> Tensor:
         """TA = (BA)^½, where T = Tᵀ > 0 and TAT = B. The terms of the derivative of a product T · A would cancel."""
-        root, pencil, p = self._root(a, b)
+        root, pencil = self._root(a, b)
         half = torch.linalg.solve_triangular(pencil.lower.mH, root, upper=True)
-        return p.mT @ pencil.v @ half @ pencil.lower.mH @ pencil.w.mH @ p
+        return pencil.v @ half @ pencil.lower.mH @ pencil.w.mH
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
@@ -191,11 +191,9 @@ class _BuresWasserstein:
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        order, eye = descending(p), eye_like(p)
-        p, v = order @ p @ order.mT, order @ v @ order.mT
-        way = eye + lyapunov_by_spectrum(p, v, _spectrum(p))
+        way = eye_like(p) + lyapunov_by_spectrum(p, v, _spectrum(p))
         inside = torch.linalg.cholesky_ex(way.detach()).info == 0
-        return order.mT @ nan_where(~inside, symmetrize(way @ p @ way)) @ order
+        return nan_where(~inside, symmetrize(way @ p @ way))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
         moved = self._moved(p, q) - p
