@@ -9,7 +9,6 @@ SUMMARIES = {
     "bsds500": "Contours and regions on BSDS500, compared with published methods.",
     "cuts": "Contour hierarchies with spectral distances, trained through the eigenvectors.",
     "joint": "Contour networks trained jointly with a normalized-cut objective.",
-    "exact_root": "Second-order heads: exact square root against five Newton–Schulz steps.",
     "refinement": "Borders of a 12-megapixel photograph, enlarged and refined.",
     "baselines": "Methods of table 2 without training, and human agreement.",
 }

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import backbones, bsds500, cuts, exact_root, joint, runs, table1, table2
+from experiments import backbones, bsds500, cuts, joint, runs, table1, table2
 from matbackprop.vision.data.cache import cache_key
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -20,7 +20,6 @@ TABLES = {
     "contours/test": (bsds500, {"images": "test", "model": ("box",)}),
     "cuts": (cuts, {}),
     "joint": (joint, {}),
-    "exact_root": (exact_root, {}),
 }
 LARGE = ("table1", "backbones", "table2", "table2/folds")
 
