@@ -30,7 +30,6 @@ CASES = [
     (f"{SEGMENT} --threshold 0.5 --k 3", "--threshold cannot be combined with --k"),
     (f"{SEGMENT} --scales 0.5 1", "scales and mirror need a contour network"),
     (f"{SEGMENT} --k -5", "--k must be at least 1, got -5"),
-    (f"{SEGMENT} --frames 0", "every must be at least 1, got 0"),
     (f"{SEGMENT} --out @/photo.png", "File exists"),
     (f"{SEGMENT} --out @/photo.png/x", "Not a directory"),
     (f"{SEGMENT} --out @/{'n' * 300}", "File name too long"),

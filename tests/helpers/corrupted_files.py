@@ -343,13 +343,6 @@ def _pictures(folder: Path) -> None:
     picture.save(folder / "packed.tif", compression="tiff_lzw")
 
 
-def _animated(folder: Path) -> None:
-    draw = np.random.default_rng(0)
-    frames = [Image.fromarray(draw.integers(0, 255, (24, 32, 3), np.uint8)) for _ in range(3)]
-    for suffix in ("gif", "png", "webp", "tif"):
-        frames[0].save(folder / f"{suffix}.{suffix}", save_all=True, append_images=frames[1:])
-
-
 def _turned() -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -444,7 +437,6 @@ READERS: dict[str, Reader] = {
     ),
     "segmentations": Reader(_label_files, ("segs/*", "truth/*"), (command(EVALUATE),)),
     "pictures": Reader(_pictures, ("*.*",), (lambda folder: _segment_one(folder),)),
-    "frames": Reader(_animated, ("*.*",), (lambda folder: _segment_one(folder, "--frames 1"),), turns=3),
     "segmenter": Reader(_model("ncuts"), ("model/config.json", "model/model.safetensors"), (command(SEGMENT),)),
     "classifier": Reader(_model("o2p"), ("model/config.json", "model/model.safetensors"), (command(CLASSIFY),)),
     "regions to classify": Reader(
@@ -487,10 +479,10 @@ READERS: dict[str, Reader] = {
 }
 
 
-def _segment_one(folder: Path, options: str = "") -> None:
+def _segment_one(folder: Path) -> None:
     """Segment the corrupted picture, named in the file ``corrupted``."""
     name = (folder / "corrupted").read_text()
-    command(f"segment @/{name} --model none --side 24 --out @/out {options}")(folder)
+    command(f"segment @/{name} --model none --side 24 --out @/out")(folder)
 
 
 @dataclass(frozen=True)

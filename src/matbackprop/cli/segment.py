@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -56,9 +56,6 @@ class Config:
     #: an ultrametric contour map for the Berkeley benchmark's tools. coco: JSON with exact masks, and coco.json for all
     #: images. svg: one path per region. labelme: polygons. contours: strength of each pixel, as PNG.
     format: tuple[Format, ...] = ("png", "npz", "ucm2")
-    #: Segment every N-th frame of GIFs, animated WebP and PNG files, multi-page TIFFs and videos. By default, only the
-    #: first frame is segmented.
-    frames: Annotated[int | None, optional("N")] = None
     #: Maximum length of the longer side. Larger photographs are reduced to it, and their borders are then refined.
     side: int = 512
     #: Average contours over these image scales. 0.75 1 1.4 is more accurate and slower.
@@ -95,8 +92,7 @@ def main(config: Config) -> dict[str, Any]:
         raise ConfigurationError("--threshold cannot be combined with --k. Remove one.")
     paths = find_pictures(config.images)
     device = choose_device(config.device)
-    batched = config.model != "none" and config.frames is None
-    with start_workers(device, len(paths) if batched else 0) as pool:  # while the model is loaded
+    with start_workers(device, 0 if config.model == "none" else len(paths)) as pool:  # while the model is loaded
         return _segment(config, paths, device, pool)
 
 
@@ -116,13 +112,9 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
 
     jobs = list(zip(paths, _stems(paths), strict=True))
     outputs = {job: output_files(config.out, job[1], formats) for job in jobs}
-    keep = not (config.overwrite or config.frames)
-    kept = {job for job in jobs if keep and all(file.exists() for file in outputs[job].values())}
+    kept = {job for job in jobs if not config.overwrite and all(file.exists() for file in outputs[job].values())}
     left = [job for job in jobs if job not in kept]
-    if config.frames is not None:
-        results = _segment_frames(left, model, save, ks=ks, every=config.frames, **options)
-    else:
-        results = segment_files(left, model, save, ks=ks, pool=pool, **options)
+    results = segment_files(left, model, save, ks=ks, pool=pool, **options)
     entries, skipped = _print_results(track(results, "Segmenting images", len(left)), len(paths))
     if "coco" in formats and len(entries) + len(kept) > 1:
         files = {Path(entry["coco"]) for entry in entries} | {outputs[job]["coco"] for job in kept}
@@ -130,9 +122,8 @@ def _segment(config: Config, paths: list[Path], device: torch.device, pool: Work
     if kept:
         print(f"matbackprop: kept results of {counted(len(kept), 'image')}. Use --overwrite to redo.", file=sys.stderr)
     order = {path.as_posix(): number for number, path in enumerate(paths)}
-    kind = "image" if config.frames is None else "frame"
     return {
-        "summary": f"{counted(len(entries), kind)} segmented → {config.out}",
+        "summary": f"{counted(len(entries), 'image')} segmented → {config.out}",
         "exit_code": 0 if not skipped else 1 if entries or kept else 2,
         "network": model is not None,
         "ks": ks,
@@ -162,17 +153,6 @@ def _print_results(results: _Results, images: int) -> tuple[list[dict[str, Any]]
     if skipped:
         print(f"matbackprop: {len(skipped)} of {counted(images, 'image')} skipped.", file=sys.stderr)
     return entries, skipped
-
-
-def _segment_frames(jobs: Iterable[tuple[Path, str]], model: Any, save: Callable[..., Any], **options: Any) -> _Results:
-    from matbackprop.vision.inference import segment_frames
-
-    for path, stem in jobs:
-        try:
-            for one in segment_frames(path, model, **options):
-                yield path, save(one, stem + Path(one.name).stem.removeprefix(path.stem))
-        except DataError as error:
-            yield path, error
 
 
 def _stems(paths: Iterable[Path]) -> list[str]:

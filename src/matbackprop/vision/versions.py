@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 PACKAGES = ("matbackprop", "torch", "triton", "numpy", "scipy", "torchmetrics", "lightning-fabric", "safetensors",
-            "pycocotools", "kornia", "gradio", "timm", "torchvision", "transformers", "onnx", "av")  # fmt: skip
+            "pycocotools", "kornia", "gradio", "timm", "torchvision", "transformers", "onnx")  # fmt: skip
 
 
 def versions() -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from matbackprop.errors import ConfigurationError, DataError, needs
+from matbackprop.errors import DataError, needs
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -30,14 +30,11 @@ _MAX_PIXELS = {"JPEG2000": 25_000_000, "WEBP": 40_000_000, "AVIF": 40_000_000, "
 
 _KINDS = ["JPEG", "PNG", "TIFF", "WEBP", "BMP", "GIF", "PPM", "JPEG2000", "AVIF", "HEIF"]
 _FILTERS = threading.Lock()  # warning filters are global
-# FFmpeg detects formats by content; a playlist could make it open other files or URLs.
-_VIDEO = {"protocol_whitelist": "file", "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpeg,mpegvideo"}
 _DARK = 64  # 12-bit values in 16 bits have high bytes below 16
 
 #: Suffixes of the images in a folder.
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".pbm", ".pnm",
                     ".jp2", ".avif", ".heic", ".heif")  # fmt: skip
-VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg")  #: Suffixes of videos.
 
 
 class Picture(NamedTuple):
@@ -82,50 +79,6 @@ def read_picture(path: str | Path) -> Picture:
     return picture
 
 
-def read_frames(path: str | Path, *, every: int = 1) -> Iterator[tuple[int, Picture]]:
-    """Read the frames of a GIF, an animated WebP or PNG, a multi-page TIFF, or a video.
-
-    Args:
-        path: the file. Videos (see :data:`VIDEO_SUFFIXES`) need PyAV.
-        every: read every n-th frame; 1 for all frames.
-
-    Yields:
-        Frame number, from 0, and image.
-
-    Raises:
-        DataError: as in :func:`read_picture`. The complete frames of a truncated file are yielded first.
-        ConfigurationError: ``every`` is not positive.
-        MissingExtraError: the file is a video, and PyAV is not installed.
-    """
-    if every < 1:
-        raise ConfigurationError(f"every must be at least 1, got {every}.")
-    if Path(path).suffix.lower() in VIDEO_SUFFIXES:
-        yield from _video_frames(Path(path), every)
-        return
-    with open_picture(path) as file:
-        for number in range(0, int(getattr(file, "n_frames", 1)), every):
-            file.seek(number)
-            yield number, picture_of(file.copy())
-
-
-def _video_frames(path: Path, every: int) -> Iterator[tuple[int, Picture]]:
-    with needs("reading videos needs PyAV", "'matbackprop[video]'"):
-        import av
-    if not path.is_file():
-        raise DataError(f"{path} does not exist or is not a regular file. Pass a video file.")
-    try:
-        with av.open(f"file:{path}", options=_VIDEO) as file:
-            if not file.streams.video:
-                raise DataError(f"{path} contains no video stream. Pass a video file.")
-            for number, frame in enumerate(file.decode(file.streams.video[0])):
-                if frame.width * frame.height > MAX_PIXELS:  # may change between frames
-                    raise DataError(f"{path} has frames of more than {MAX_PIXELS / 1e6:g} million pixels. Reduce them.")
-                if number % every == 0:
-                    yield number, Picture(frame.to_ndarray(format="rgb24"))
-    except (av.FFmpegError, ValueError) as error:
-        raise DataError(f"{path} is not a readable video, or damaged: {error}.") from error
-
-
 def read_mask(path: str | Path) -> NDArray[np.bool_]:
     """Read an image file as a mask (h, w), true if a pixel is neither black nor transparent."""
     with open_picture(path) as file:
@@ -147,8 +100,6 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
     if not path.is_file():  # opening a named pipe would block
         kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
         raise DataError(f"{path} {kind}. Pass an image file.")
-    if path.suffix.lower() in VIDEO_SUFFIXES:
-        raise DataError(f"{path} is a video. Read its frames with --frames 1 (all) or --frames N (each N-th).")
     if path.suffix.lower() in (".heic", ".heif"):
         with suppress(ImportError):
             from pillow_heif import register_heif_opener

@@ -7,17 +7,16 @@ if TYPE_CHECKING:
     from matbackprop.vision.inference.classifying import classify, classify_regions, name_regions
     from matbackprop.vision.inference.loading import load_classifier, load_model, load_segmenter
     from matbackprop.vision.inference.onnx_export import export_onnx
-    from matbackprop.vision.inference.segmenting import segment, segment_frames, segment_photograph
+    from matbackprop.vision.inference.segmenting import segment, segment_photograph
     from matbackprop.vision.inference.segments import Segments
 
 __all__ = ["Segments", "classify", "classify_regions", "export_onnx", "load_classifier",
-           "load_model", "load_segmenter", "name_regions", "segment", "segment_frames",
-           "segment_photograph"]  # fmt: skip
+           "load_model", "load_segmenter", "name_regions", "segment", "segment_photograph"]  # fmt: skip
 
 _MODULES = {
     "segments": ("Segments",),
     "loading": ("load_classifier", "load_model", "load_segmenter"),
-    "segmenting": ("segment", "segment_frames", "segment_photograph"),
+    "segmenting": ("segment", "segment_photograph"),
     "classifying": ("classify", "classify_regions", "name_regions"),
     "onnx_export": ("export_onnx",),
 }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from matbackprop.errors import ConfigurationError, ShapeError
-from matbackprop.vision.data.pictures import Picture, find_pictures, picture_of, read_frames, read_picture
+from matbackprop.vision.data.pictures import Picture, find_pictures, picture_of, read_picture
 from matbackprop.vision.devices import choose_device
 from matbackprop.vision.inference.loading import BOX, load_segmenter
 from matbackprop.vision.inference.segments import GRADIENT_THRESHOLD, Segments, divide, gradient_contours
@@ -82,38 +81,6 @@ def segment(
     elif isinstance(x, (list, tuple)):
         return [segment(one, model, ks, **options) for one in x]
     return segment_photograph(x, model, ks, **options)
-
-
-def segment_frames(
-    path: str | Path,
-    model: Segmenter | str | Path | None = BOX,
-    ks: Sequence[int] | None = None,
-    *,
-    every: int = 1,
-    device: str = "auto",
-    **options: Any,
-) -> Iterator[Segments]:
-    """Segment the frames of a GIF, an animated WebP or PNG, a multi-page TIFF, or a video.
-
-    Frames are segmented independently, so region numbers are not consistent between frames.
-
-    Args:
-        path: the file; videos need PyAV (``pip install 'matbackprop[video]'``).
-        model, ks, device: as in :func:`segment`.
-        every: segment every n-th frame; 1 for all frames.
-        options: ``side``, ``scales`` and ``mirror``, as in :func:`segment`.
-
-    Yields:
-        :class:`Segments`, named after the file and the frame number, from 0.
-
-    Raises:
-        DataError: the file cannot be read. The complete frames of a truncated file are yielded first.
-    """
-    if isinstance(model, (str, Path)):
-        model = load_segmenter(model, device)
-    for number, picture in read_frames(path, every=every):
-        segments = segment_photograph(picture.pixels, model, ks, **options)
-        yield replace(segments, name=f"{Path(path).stem}-{number:05d}.png", note=picture.note)
 
 
 def segment_photograph(
