@@ -34,7 +34,7 @@ def check(config: Check) -> dict[str, Any]:
         print(printable(f"  bad: {problem}"))
     return {
         "summary": f"{config.root}: {counted(len(result.problems), 'problem') if result.problems else 'no problems'}",
-        "exit_code": 0 if result.good else 1,
+        "exit_code": int(bool(result.problems)),
         "layout": result.layout,
         "counts": result.counts,
         "problems": [{"path": p.path, "reason": p.reason} for p in result.problems],

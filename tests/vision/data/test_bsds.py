@@ -69,7 +69,7 @@ def test_user_images_with_label_pictures(tmp_path):
     data = BSDS(tmp_path, "mine")
     assert [len(sample.segmentations) for sample in data] == [2, 1]
     result = check_dataset(tmp_path)
-    assert result.good and result.counts == {"mine images": 2, "mine segmentations": 3}
+    assert not result.problems and result.counts == {"mine images": 2, "mine segmentations": 3}
 
 
 def test_missing_ground_truth_is_reported(bsds500):
@@ -85,13 +85,13 @@ def test_missing_ground_truth_is_reported(bsds500):
 def test_corrupt_files_are_reported(bsds500):
     path = bsds500 / "data/images/train/20.png"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"20\.png: is damaged"):
+    with pytest.raises(DataError, match=r"20\.png is damaged"):
         BSDS(bsds500, "train")[1]
     (bsds500 / "data/groundTruth/train/3.mat").write_bytes(b"nonsense" * 40)
-    with pytest.raises(DataError, match=r"3\.mat: cannot be read"):
+    with pytest.raises(DataError, match=r"3\.mat cannot be read"):
         BSDS(bsds500, "train")[2]
     write_mat(bsds500 / "data/groundTruth/train/100.mat", [quarters(), quarters().T])
-    message = r"100\.mat: human map 2 has size 16×12 \(transposed\), but the image has size 12×16"
+    message = r"100\.mat: human map 2 has size 16×12, but the image has size 12×16"
     with pytest.raises(DataError, match=message):
         BSDS(bsds500, "train")[0]
 

@@ -37,7 +37,7 @@ def only_problem(root):
 def test_layouts(clean, tmp_path):
     assert find_layout(clean / "coco") == "coco"
     assert find_layout(clean / "bsds") == "bsds"
-    assert check_dataset(clean / "coco").good and check_dataset(clean / "bsds").good
+    assert not check_dataset(clean / "coco").problems and not check_dataset(clean / "bsds").problems
     with pytest.raises(DataError, match=r"images/SPLIT/NAME\.jpg .*groundTruth/SPLIT/NAME\.png .*NAME_1\.png"):
         find_layout(tmp_path)
     with pytest.raises(DataError, match="is not a folder"):
@@ -94,7 +94,7 @@ def test_coco_notes_are_not_problems(coco):
     edit(coco, change)
     edit(coco, lambda c: c["categories"].append({"id": 99, "name": "unused"}), "val")
     result = check_dataset(coco)
-    assert result.good, result.problems
+    assert not result.problems
     notes = "\n".join(result.notes)
     assert "1 regions are skipped in training (crowd)" in notes and "(empty mask)" in notes and "unused" in notes
 
@@ -102,7 +102,7 @@ def test_coco_notes_are_not_problems(coco):
 @pytest.mark.data
 def test_the_published_data_sets_pass_the_check(data_root):
     result = check_dataset(data_root / "BSDS500")
-    assert result.good
+    assert not result.problems
     assert result.counts["train segmentations"] == 1087 and result.counts["val segmentations"] == 546
 
 

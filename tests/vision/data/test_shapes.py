@@ -46,7 +46,7 @@ def test_label_maps_are_connected_and_annotators_differ():
 def test_the_coco_layout_is_right(tmp_path):
     folder = write_shapes_coco(tmp_path / "coco", train=6, val=2, seed=3)
     result = check_dataset(folder)
-    assert result.good, result.problems
+    assert not result.problems
     assert result.counts["train images"] == 6 and result.counts["val images"] == 2
     from pycocotools.coco import COCO
 
@@ -65,7 +65,7 @@ def test_the_coco_layout_is_right(tmp_path):
 def test_the_bsds_layout_is_right(tmp_path):
     folder = write_shapes_bsds(tmp_path / "bsds", train=3, val=2, seed=1)
     result = check_dataset(folder)
-    assert result.good, result.problems
+    assert not result.problems
     assert result.counts["train segmentations"] == 9
     data = BSDS(folder, "train")
     sample, made = data[1], draw_segmentation(1, seed=2)

@@ -149,10 +149,7 @@ def test_show_draws_both_pictures(result, monkeypatch):
     plt.close("all")
 
 
-def test_long_names_and_many_regions_are_written(tmp_path, result):
-    long = "ä" * 125 + ".png"
-    files = dataclasses.replace(result, name=long).save(tmp_path, formats=FORMATS)
-    assert all(path.is_file() for path in files.values())
+def test_many_regions_are_written(tmp_path, result):
     many = np.arange(300 * 300, dtype=np.int32).reshape(300, 300)
     noise = dataclasses.replace(result, pixels=np.zeros((300, 300, 3), np.uint8)).with_regions(many)
     (path,) = noise.save(tmp_path, formats=["npz"]).values()

@@ -16,7 +16,6 @@ from torch.utils.data import Dataset
 from matbackprop.errors import DataError, Problem, first_problems
 from matbackprop.vision.data.label_files import index_label_files, read_label_maps
 from matbackprop.vision.data.pictures import find_pictures, read_picture
-from matbackprop.vision.files import as_problem
 from matbackprop.vision.metrics.regions import compact_labels
 from matbackprop.vision.progress import track
 
@@ -72,17 +71,10 @@ class BSDS(Dataset[BSDSSample]):
 
     def __getitem__(self, index: int) -> BSDSSample:
         name = self.ids[index]
-        sample, problems = read_sample(name, self._images[name], self._truth[name])
-        if sample is None or problems:
-            raise DataError(first_problems(problems))
-        return sample
+        return read_sample(name, self._images[name], self._truth[name])
 
     def __iter__(self) -> Iterator[BSDSSample]:
         return map(self.__getitem__, range(len(self)))
-
-    def files(self, name: str) -> list[Path]:
-        """Return the files of an image: the image, then its human maps."""
-        return [self._images[name], *self._truth[name]]
 
     def segmentations(self, name: str) -> list[Tensor]:
         """Return the human maps of an image, int64 ``(h, w)`` each, with consecutive labels from 0."""
@@ -135,30 +127,17 @@ def find_split(root: Path, split: str) -> SplitFiles:
     return SplitFiles(images, truth, problems)
 
 
-def read_sample(name: str, image: Path, truth: Sequence[Path]) -> tuple[BSDSSample | None, list[Problem]]:
-    """Read an image with its valid human maps (None if the image cannot be read), and list all problems."""
+def read_sample(name: str, image: Path, truth: Sequence[Path]) -> BSDSSample:
+    """Read an image with its human maps, or raise DataError."""
+    pixels = torch.from_numpy(read_picture(image).pixels).permute(2, 0, 1).contiguous()
     maps: list[Tensor] = []
-    problems = []
-    pixels: Tensor | None = None
-    try:
-        pixels = torch.from_numpy(read_picture(image).pixels).permute(2, 0, 1).contiguous()
-    except DataError as error:
-        problems.append(as_problem(image, error))
     for path in truth:
-        try:
-            read = _read_maps(path)
-        except DataError as error:
-            problems.append(as_problem(path, error))
-            continue
-        for number, labels in enumerate(read, 1):
-            if pixels is not None and labels.shape != pixels.shape[1:]:
-                height, width = pixels.shape[1:]
-                turned = " (transposed)" if labels.shape == (width, height) else ""
-                size = f"human map {number} has size {labels.shape[0]}×{labels.shape[1]}{turned}"
-                problems.append(Problem(path, f"{size}, but the image has size {height}×{width}"))
-            else:
-                maps.append(labels)
-    return (None if pixels is None else BSDSSample(name, pixels, maps)), problems
+        for number, labels in enumerate(_read_maps(path), 1):
+            if labels.shape != pixels.shape[1:]:
+                sizes = ["×".join(map(str, shape)) for shape in (labels.shape, pixels.shape[1:])]
+                raise DataError(f"{path}: human map {number} has size {sizes[0]}, but the image has size {sizes[1]}.")
+            maps.append(labels)
+    return BSDSSample(name, pixels, maps)
 
 
 FOLDS = 5  #: Number of folds of the training images for cross-validation.

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from matbackprop.errors import DataError, Problem
 from matbackprop.vision.data.bsds import find_root, find_split, read_sample
-from matbackprop.vision.data.coco import ImageRegions, OpenedImage, coco_files, open_regions, read_coco
+from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
 from matbackprop.vision.files import as_problem, shorten
 from matbackprop.vision.progress import track
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -24,10 +26,6 @@ class CheckResult:
     counts: dict[str, int] = field(default_factory=dict)  #: Numbers of images, annotations and so on, by split.
     problems: list[Problem] = field(default_factory=list)  #: Bad files.
     notes: list[str] = field(default_factory=list)  #: Remarks about valid data.
-
-    @property
-    def good(self) -> bool:
-        return not self.problems
 
 
 def find_layout(root: str | Path) -> str:
@@ -51,9 +49,23 @@ def check_dataset(root: str | Path) -> CheckResult:
     return {"bsds": check_bsds, "coco": check_coco}[find_layout(root)](Path(root))
 
 
-def _read_all(read: Callable[[Any], Any], items: list[Any], title: str) -> Iterator[Any]:
+def _read_all(
+    result: CheckResult, read: Callable[..., T], tasks: list[tuple[Any, ...]], files: list[list[Path]], title: str
+) -> Iterator[T]:
+    """Yield ``read(*task)`` for each task. Errors are problems of the file, of those of the task, that they name."""
+
+    def try_reading(task: tuple[Any, ...], paths: list[Path]) -> T | Problem:
+        try:
+            return read(*task)
+        except DataError as error:
+            return as_problem(next((path for path in paths if str(error).startswith(str(path))), paths[0]), error)
+
     with ThreadPoolExecutor(4) as pool:
-        yield from track(pool.map(read, items), title, len(items))
+        for found in track(pool.map(try_reading, tasks, files), title, len(tasks)):
+            if isinstance(found, Problem):
+                result.problems.append(found)
+            else:
+                yield found
 
 
 def check_bsds(root: Path) -> CheckResult:
@@ -77,11 +89,9 @@ def check_bsds(root: Path) -> CheckResult:
         result.problems += files.problems
         result.counts[f"{folder.name} images"] = len(files.images)
         tasks = [(name, files.images[name], files.truth[name]) for name in names]
-        count = 0
-        for sample, problems in _read_all(lambda task: read_sample(*task), tasks, f"Checking {folder.name}"):
-            count += len(sample.segmentations) if sample else 0
-            result.problems += problems
-        result.counts[f"{folder.name} segmentations"] = count
+        paths = [[image, *maps] for _, image, maps in tasks]
+        samples = _read_all(result, read_sample, tasks, paths, f"Checking {folder.name}")
+        result.counts[f"{folder.name} segmentations"] = sum(len(sample.segmentations) for sample in samples)
     result.problems += [Problem(path, "has no image") for path in seen if path not in used]
     if not result.counts:
         result.problems.append(Problem(base / "images", "contains no folder of images"))
@@ -111,13 +121,6 @@ def check_coco(root: Path) -> CheckResult:
 
 def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) -> list[dict[str, Any]]:
     """Add the findings of one annotation file and its images to ``result``, and return the categories."""
-
-    def read(entry: ImageRegions) -> OpenedImage | Problem:
-        try:
-            return open_regions(entry)
-        except DataError as error:
-            return as_problem(entry.path, error)
-
     index = read_coco(file, coco_files(root, split)[1])
     result.counts[f"{split} images"] = len(index.images)
     result.counts[f"{split} annotations"] = index.annotations
@@ -125,12 +128,10 @@ def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) 
     missing = {problem.path for problem in index.problems}
     skipped = Counter(index.skipped)
     there = [one for one in index.images if one.path not in missing]
-    for opened in _read_all(read, there, f"Checking {split}"):
-        if isinstance(opened, Problem):
-            result.problems.append(opened)
-        else:
-            result.problems += opened.problems
-            skipped["empty mask"] += opened.empty
+    tasks, paths = [(one,) for one in there], [[one.path] for one in there]
+    for opened in _read_all(result, open_regions, tasks, paths, f"Checking {split}"):
+        result.problems += opened.problems
+        skipped["empty mask"] += opened.empty
     used = {region.label for one in index.images for region in one.regions}
     if not used:
         result.problems.append(Problem(file, "has no usable region"))

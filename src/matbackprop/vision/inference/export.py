@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import zipfile
-import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
@@ -34,7 +33,6 @@ SUFFIXES: dict[Format, dict[str, str]] = {
     "contours": {"contours": "-contours.png"},
 }
 FORMATS = tuple(SUFFIXES)
-_MAX_STEM = 220  # bytes; file systems allow 255 including the suffix
 
 _STEPS = ((1, 0), (0, 1), (-1, 0), (0, -1))  # right, down, left, up in (x, y): clockwise if y points down
 
@@ -163,18 +161,13 @@ def to_labelme(result: Segments, k: int | None = None, folder: Path = Path()) ->
         "version": "5.5.0",
         "flags": {},
         "shapes": shapes,
-        "imagePath": result.name if result.path is None else _relative(result.path, folder),
+        "imagePath": result.name
+        if result.path is None
+        else Path(os.path.relpath(result.path.resolve(), folder.resolve())).as_posix(),
         "imageData": None,
         "imageHeight": height,
         "imageWidth": width,
     }
-
-
-def _relative(path: Path, folder: Path) -> str:
-    try:
-        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
-    except ValueError:  # on another drive
-        return path.resolve().as_posix()
 
 
 def _signed_area(loop: NDArray[np.int64]) -> float:
@@ -199,23 +192,10 @@ def to_svg(result: Segments, k: int | None = None) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def file_stem(name: str) -> str:
-    """Shorten a file name to leave space for suffixes. A checksum is appended to shortened names.
-
-    Example:
-        >>> file_stem("coffee"), len(file_stem("ä" * 200).encode())
-        ('coffee', 219)
-    """
-    data = os.fsencode(name)
-    if len(data) <= _MAX_STEM:
-        return name
-    return f"{data[: _MAX_STEM - 9].decode(errors='ignore')}-{zlib.crc32(data):08x}"
-
-
 def output_files(folder: Path, stem: str, formats: Sequence[Format]) -> dict[str, Path]:
     """Return the files that :func:`save` writes: kind of file → path."""
     ends = [end for name, files in SUFFIXES.items() if name in formats for end in files.items()]
-    return {kind: folder / f"{file_stem(stem)}{end}" for kind, end in ends}
+    return {kind: folder / f"{stem}{end}" for kind, end in ends}
 
 
 def save(

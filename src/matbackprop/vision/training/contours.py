@@ -16,7 +16,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from matbackprop.errors import DataError
 from matbackprop.vision.data.bsds import BSDS, find_root, tuning_split
 from matbackprop.vision.data.pictures import find_pictures, read_picture
-from matbackprop.vision.inference.export import file_stem
 from matbackprop.vision.inference.segmenting import network_contours, shrink
 from matbackprop.vision.metrics.boundaries import boundary_map
 from matbackprop.vision.metrics.regions import region_scores
@@ -66,7 +65,7 @@ def read_predicted(photographs: Path, contours: Path) -> list[ContourImage]:
     Raises:
         DataError: no photograph has contours, a file cannot be read, or the sizes of a pair do not match.
     """
-    pairs = [(path, contours / f"{file_stem(path.stem)}-contours.png") for path in find_pictures([photographs])]
+    pairs = [(path, contours / f"{path.stem}-contours.png") for path in find_pictures([photographs])]
     pairs = [pair for pair in pairs if pair[1].exists()]
     if not pairs:
         raise DataError(
