@@ -158,7 +158,7 @@ class PretrainedMixin:
         from matbackprop.vision.models.backbones import check_published
 
         folder = fetch_pretrained(source)
-        config = pretrained_config(folder)
+        config, origin = pretrained_config(folder), f"{folder / WEIGHTS}, with the arguments of {CONFIG},"
         if config.get("class") != cls.__name__:
             raise WeightsError(f"{folder} contains a {config.get('class')}, not a {cls.__name__}. Choose another.")
         try:
@@ -168,7 +168,7 @@ class PretrainedMixin:
                 sketch = cls(**config["arguments"])
             assert isinstance(sketch, nn.Module)
             state = read_weights(folder / WEIGHTS)
-            check_weights(sketch, state, str(folder / WEIGHTS))
+            check_weights(sketch, state, origin)
             model = cls(**config["arguments"])
         except WeightsError:
             raise
@@ -176,7 +176,7 @@ class PretrainedMixin:
             reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise WeightsError(f"{folder / CONFIG} does not match {cls.__name__}: {reason[:500]}") from error
         assert isinstance(model, nn.Module)
-        load_weights_into(model, state, str(folder / WEIGHTS))
+        load_weights_into(model, state, origin)
         return model.eval()
 
 
