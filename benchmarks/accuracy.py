@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from typing import Any
@@ -214,7 +215,12 @@ def gap_series(gaps: NDArray[np.float64]) -> dict[str, list[float]]:
     return series
 
 
-def main() -> None:
+@dataclass
+class Config:
+    """Write the tables and the figure of the page on numerical stability."""
+
+
+def main(config: Config) -> dict[str, Any]:
     """Write all tables and the figure."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -241,3 +247,4 @@ def main() -> None:
         log="xy",
         emphasis="matrix_log",
     )
+    return {"summary": f"{len(texts)} tables and a figure written to {ROOT / 'docs'}"}

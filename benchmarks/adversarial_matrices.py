@@ -16,12 +16,14 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
-from benchmarks.program import options_of, provenance, write_summary
+from benchmarks.program import RESULTS, finish, provenance
 
 BAD = ("needless error", "unclear error", "silently wrong", "crash")
 VERDICTS = ("exact", "undetermined", "clear error", *BAD)
@@ -160,34 +162,38 @@ def table(result: Record) -> str:
     return "\n".join([*lines, "", f"Mutated answers noticed: {noticed}.", "", origin, ""])
 
 
-def main() -> int:
-    """Judge the problems and write the summary. Exit code 0 if every result was correct or a clear error."""
-    parser = options_of("adversarial_matrices", __doc__)
-    parser.add_argument("--cases", type=int, default=20_000, help="number of problems")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
-    parser.add_argument("--only", type=int, nargs="+", help="judge these problems and print their records")
-    options = parser.parse_args()
-    if options.only:
-        for number in options.only:
-            print(json.dumps(judged((options.seed, number), options.device), indent=2, ensure_ascii=False))
-        return 0
-    progress = options.output.with_suffix(f".{options.seed}.jsonl")
+@dataclass
+class Config:
+    """Judge every operator on problematic matrices. Exits with 0 if every result was correct or a clear error."""
+
+    cases: int = 20_000  #: Number of problems.
+    seed: int = 0  #: Seed of the problems.
+    device: Literal["cpu", "cuda"] = "cpu"  #: Where to compute.
+    processes: int = os.cpu_count() or 1  #: Parallel processes.
+    seconds: float = float("inf")  #: Stop after this time.
+    only: tuple[int, ...] = ()  #: Judge these problems and print their records.
+    output: Path = RESULTS / "adversarial_matrices.json"  #: Summary file.
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Judge the problems and write the summary."""
+    if config.only:
+        for number in config.only:
+            print(json.dumps(judged((config.seed, number), config.device), indent=2, ensure_ascii=False))
+        return {}
+    progress = config.output.with_suffix(f".{config.seed}.jsonl")
     done = {r["number"]: r for r in map(json.loads, progress.read_text().splitlines())} if progress.exists() else {}
-    numbers = [n for n in range(options.cases) if n not in done]
+    numbers = [n for n in range(config.cases) if n not in done]
     with progress.open("a") as log:
-        for record in judge_all(numbers, options.seed, options.device, options.processes, options.seconds):
+        for record in judge_all(numbers, config.seed, config.device, config.processes, config.seconds):
             done[record["number"]] = record
             log.write(json.dumps(record, ensure_ascii=False) + "\n")
             log.flush()
-            print(f"\r{len(done)} of {options.cases}", end="", file=sys.stderr)
-    result = summary([done[n] for n in sorted(done)], options.seed, options.device)
-    write_summary(options.output, result)
-    if len(done) >= options.cases:
+            print(f"\r{len(done)} of {config.cases}", end="", file=sys.stderr)
+    result = summary([done[n] for n in sorted(done)], config.seed, config.device)
+    if len(done) >= config.cases:
         progress.unlink()
-    print(f"\n{table(result)}\n{options.output}")
+    print(f"\n{table(result)}")
     for r in result["failed"]:
         print(*(r[k] for k in ("number", "operator", "kind", "mode", "dtype", "verdicts", "details")))
-    return 1 if result["failed"] else 0
+    return finish(config.output, result, f"{result['verdicts']}", good=not result["failed"])

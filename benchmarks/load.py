@@ -15,9 +15,11 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.program import options_of, provenance, write_summary
+from benchmarks.program import RESULTS, finish, provenance
 
 MEGABYTES = 8  # allowed rise of the line fitted to the memory of the second half
 
@@ -46,15 +48,20 @@ class Watch:
         self.thread.join()
 
 
-def main() -> int:
-    """Start the page, run the clients and write the summary. Exit code 0 if no response was wrong."""
+@dataclass
+class Config:
+    """Load-test the web page. Exits with 0 if no response was wrong."""
+
+    clients: int = 16  #: Concurrent clients.
+    requests: int = 2_000  #: Total number of visits.
+    output: Path = RESULTS / "load.json"  #: Summary file.
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Start the page, run the clients and write the summary."""
     from helpers.long_runs import rise
     from helpers.page_load import SECONDS, run_clients
 
-    parser = options_of("load", __doc__)
-    parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
-    parser.add_argument("--requests", type=int, default=2_000, help="total number of visits")
-    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         server = subprocess.Popen(
             [sys.executable, "-m", "matbackprop", "serve", "--model", "none", "--port", "0"],
@@ -69,7 +76,7 @@ def main() -> int:
         threading.Thread(target=lambda: log.extend(server.stdout or ()), daemon=True).start()
         started = time.perf_counter()
         with Watch(server.pid, place) as watch:
-            tally = run_clients(address, options.clients, options.requests)
+            tally = run_clients(address, config.clients, config.requests)
         seconds = time.perf_counter() - started
         server.send_signal(signal.SIGINT)
         code = server.wait(60)
@@ -78,7 +85,7 @@ def main() -> int:
     grown = rise(memory[len(memory) // 2 :])
     kept = not tally.wrong and grown["at_most"] < MEGABYTES and not left and address.startswith("http://127.0.0.1:")
     summary = {
-        "command": f"python -m benchmarks load --clients {options.clients} --requests {options.requests}",
+        "command": f"python -m benchmarks load --clients {config.clients} --requests {config.requests}",
         "promise": f"every answer right within {SECONDS:g} s and without a trace of the machine or of others; memory "
         f"rises by less than {MEGABYTES} MB in the second half; no file is left",
         "kept": kept,
@@ -95,8 +102,6 @@ def main() -> int:
         "tracebacks_in_log": sum("Traceback" in line for line in log),
         **provenance(),
     }
-    write_summary(options.output, summary)
     if summary["tracebacks_in_log"]:
         print("".join(log[-200:]))
-    print(f"{dict(tally.answers)}: {options.output}")
-    return 0 if kept else 1
+    return finish(config.output, summary, f"{dict(tally.answers)}", good=kept)

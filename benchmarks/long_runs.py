@@ -8,32 +8,39 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.program import options_of, provenance, write_summary
+from benchmarks.program import RESULTS, finish, provenance
 
 MEGABYTES = 4  # allowed rise of the line fitted to the memory of the second half, with 95 % confidence
 BLOCKS = 1000  # the same for Python's memory blocks; a process has some 700,000
 
 
-def main() -> int:
-    """Run all parts and write the summary. Exit code 0 if memory did not grow and results agree."""
+@dataclass
+class Config:
+    """Measure memory over long runs. Exits with 0 if memory did not grow and results agree."""
+
+    steps: int = 10_000  #: Steps of training.
+    photographs: int = 2_000  #: Photographs to segment.
+    output: Path = RESULTS / "long_runs.json"  #: Summary file.
+
+
+def main(config: Config) -> dict[str, Any]:
+    """Run all parts and write the summary."""
     from helpers.concurrency import call_in_processes, call_in_threads
     from helpers.long_runs import segment_long, train_long
 
-    parser = options_of("long_runs", __doc__)
-    parser.add_argument("--steps", type=int, default=10_000, help="steps of training")
-    parser.add_argument("--photographs", type=int, default=2_000, help="photographs to segment")
-    options = parser.parse_args()
     torch.set_num_threads(1)
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         long = {
-            "training": train_long(options.steps, Path(folder)),
-            "segmenting photographs of many sizes": segment_long(options.photographs, Path(folder)),
-            "segmenting photographs of one size": segment_long(options.photographs, Path(folder), (80, 80)),
+            "training": train_long(config.steps, Path(folder)),
+            "segmenting photographs of many sizes": segment_long(config.photographs, Path(folder)),
+            "segmenting photographs of one size": segment_long(config.photographs, Path(folder), (80, 80)),
         }
     tempfile.tempdir = None
     many = {
@@ -53,7 +60,7 @@ def main() -> int:
     grown = {what: amount for what, (amount, most) in amounts.items() if amount > most}
     wrong = sum(result["wrong"] for result in many.values())
     summary = {
-        "command": f"python -m benchmarks long_runs --steps {options.steps} --photographs {options.photographs}",
+        "command": f"python -m benchmarks long_runs --steps {config.steps} --photographs {config.photographs}",
         "promise": f"in the second half, with a certainty of 95 %, memory rises by less than {MEGABYTES} MB, Python's "
         f"blocks by less than {BLOCKS}; all else not at all; no wrong result",
         "kept": not grown and not wrong,
@@ -63,6 +70,5 @@ def main() -> int:
         **long,
         **many,
     }
-    write_summary(options.output, summary)
-    print(f"{'nothing grew, nothing was wrong' if summary['kept'] else f'{grown}, {wrong} wrong'}: {options.output}")
-    return 0 if summary["kept"] else 1
+    text = f"{grown}, {wrong} wrong" if grown or wrong else "nothing grew, nothing was wrong"
+    return finish(config.output, summary, text, good=not grown and not wrong)

@@ -1,8 +1,7 @@
-"""Options, provenance and summary files of the programs that run cases of ``tests/helpers``."""
+"""Provenance and summary files of the programs that run cases of ``tests/helpers``."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -14,13 +13,7 @@ import torch
 from matbackprop.vision.versions import git_revision
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def options_of(name: str, description: str | None) -> argparse.ArgumentParser:
-    """A parser with the option ``--output``, by default the results file of the program."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / f"{name}.json")
-    return parser
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def provenance() -> dict[str, str]:
@@ -33,5 +26,7 @@ def provenance() -> dict[str, str]:
     }
 
 
-def write_summary(path: Path, summary: dict[str, Any]) -> None:
+def finish(path: Path, summary: dict[str, Any], text: str, *, good: bool) -> dict[str, Any]:
+    """Write a summary file and return the document of the command; the exit code is 1 unless ``good``."""
     path.write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    return {"summary": f"{text}: {path}", "exit_code": int(not good)}
