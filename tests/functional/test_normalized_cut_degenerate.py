@@ -129,10 +129,12 @@ def test_an_image_without_labels_counts_zero_when_values_are_not_checked(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_labels_out_of_bounds_are_ignored_when_values_are_not_checked(name):
-    f, labels = features(20, 3), regions(20, k=4)
-    bounded = torch.where(labels == 3, -1, labels)
-    torch.testing.assert_close(thin(name, f, labels, num_labels=3, check=False), thin(name, f, bounded))
+def test_labels_out_of_bounds_give_nan_when_values_are_not_checked(name):
+    f, labels = features(2, 20, 3), regions(2, 20, k=3)
+    labels[1, 0] = 3
+    value = thin(name, f, labels, num_labels=3, check=False)
+    assert value.isnan().tolist() == [False, True]
+    torch.testing.assert_close(value[0], thin(name, f[0], labels[0]))
 
 
 def peak_memory():

@@ -110,6 +110,14 @@ def test_spectral_projector_uses_the_leading_eigenvectors(options):
     torch.testing.assert_close(spectral_projector(a, **options), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_eigenvalues_at_the_threshold_up_to_rounding_are_ties(seed):
+    f = random(6, 2, seed=seed)
+    with pytest.raises(TieError):  # the sign of rounding errors would decide
+        spectral_projector(f @ f.mT, threshold=0.0)
+    assert spectral_projector(f @ f.mT, threshold=0.0, check=False).isnan().all()
+
+
 @pytest.mark.parametrize("rank", [0, 1, 3, 5])
 def test_spectral_projector_derivatives_with_ties_inside_the_blocks(rank):
     spectrum = {0: (2.0, 2.0, 1.0), 1: (3.0, 1.0, 1.0, 1.0), 3: (3.0, 3.0, 3.0, 1.0, 1.0), 5: (3.0,) * 5}[rank]
@@ -155,6 +163,8 @@ def test_bad_input_of_projector(a, options, error):
         (torch.eye(3), {"rank": 4}, DomainError),
         (torch.eye(3), {"threshold": float("nan")}, DomainError),
         (torch.eye(3), {"rank": 1}, TieError),
+        (torch.eye(3), {"rank": 1.5}, DomainError),
+        (torch.eye(3), {"threshold": 1.0}, TieError),
     ],
 )
 def test_bad_input_of_spectral_projector(a, options, error):

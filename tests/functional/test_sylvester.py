@@ -38,6 +38,9 @@ def test_equations_without_a_unique_solution_are_rejected_or_nan():
     singular = torch.diag(torch.tensor([1.0, 0.0]))
     with pytest.raises(DomainError, match="Add a multiple of the identity"):
         mb.lyapunov(singular, torch.eye(2))
+    f = torch.randn(20, 4, 2, generator=generator(4))
+    with pytest.raises(DomainError, match="20 of 20"):  # by size, not by rounding errors of float32
+        mb.lyapunov(f @ f.mT, torch.eye(4))
 
 
 def test_bad_input():

@@ -7,13 +7,16 @@ from torch.func import jacrev, vmap
 import matbackprop as mb
 from helpers.matrices import generator, symmetric, to_complex, with_singular_values
 from matbackprop._torch import WHOLE_GRAPHS
-from matbackprop.errors import DomainError, NonFiniteError, NumericalWarning, SymmetryError, TieError
+from matbackprop.errors import DomainError, LabelError, NonFiniteError, NumericalWarning, SymmetryError, TieError
 from matbackprop.numerics import zero_tolerance
 
 INDEFINITE = torch.tensor([[1.0, 2.0], [2.0, 1.0]], dtype=torch.float64)
 ASYMMETRIC = torch.tensor([[1.0, 0.5], [0.0, 1.0]], dtype=torch.float64)
 NEGATIVE = torch.tensor([[1.0, 0.0], [-3.0, 1.0], [0.5, 1.0]], dtype=torch.float64)
 LABELS = torch.tensor([0, 1, 1])
+
+
+WRONG_LABELS = torch.tensor([0, 2, 1])
 
 
 def compiled(function):
@@ -47,6 +50,16 @@ UNDEFINED = {
         lambda f, **o: mb.normalized_cut_j1(f, LABELS, num_labels=2, **o),
         NEGATIVE,
         DomainError,
+    ),
+    "label_of_j2": (
+        lambda f, **o: mb.normalized_cut_j2(f, WRONG_LABELS, num_labels=2, **o),
+        NEGATIVE.abs(),
+        LabelError,
+    ),
+    "label_of_cut": (
+        lambda f, **o: mb.normalized_cut_value(f @ f.mT, WRONG_LABELS, num_labels=2, **o),
+        NEGATIVE.abs(),
+        LabelError,
     ),
 }
 

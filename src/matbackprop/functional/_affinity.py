@@ -7,6 +7,7 @@ from torch import Tensor
 
 from matbackprop._torch import values_checkable
 from matbackprop.checks import (
+    Prepared,
     check_finite,
     check_floating,
     check_matrix,
@@ -15,7 +16,7 @@ from matbackprop.checks import (
     prepare,
 )
 from matbackprop.errors import DomainError, LabelError, ShapeError
-from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators
+from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators, out_of_labels
 from matbackprop.numerics import autocast_off
 
 
@@ -100,6 +101,12 @@ def _region_count(w: Tensor, labels: Tensor, num_labels: int | None, check_value
     return k
 
 
+def _indicators(labels: Tensor, k: int, ready: Prepared) -> Tensor:
+    """E ``(*batch, m, k)``; NaN if a label is out of range and values are not checked."""
+    e = indicators(labels, k, ready.x.dtype)
+    return e if ready.check_values else nan_where(out_of_labels(labels, k), e)
+
+
 def normalized_affinity(
     w: Tensor,
     labels: Tensor | None = None,
@@ -148,7 +155,7 @@ def normalized_affinity(
         m = (down.unsqueeze(-1) * x * down.unsqueeze(-2)).to(w.dtype)
         if labels is None:
             return m
-        e = (root * positive).unsqueeze(-1) * indicators(labels, k, x.dtype)
+        e = (root * positive).unsqueeze(-1) * _indicators(labels, k, ready)
         return m, (e @ e.mT).to(w.dtype)
 
 
@@ -193,7 +200,7 @@ def normalized_cut_value(
     ready = prepare(w, "w", check, precision, sizes="rescale", symmetric=True, or_complex=False, others=(labels,))
     with autocast_off(w.device.type):
         k = _region_count(w, labels, num_labels, ready.check_values)
-        e = indicators(labels, k, ready.x.dtype)
+        e = _indicators(labels, k, ready)
         labeled = e.sum(-1)
         x = ready.x * (labeled.unsqueeze(-1) * labeled.unsqueeze(-2))
         volume = (_degrees(x, ready.check_values).unsqueeze(-2) @ e).squeeze(-2)

@@ -43,7 +43,7 @@ class LabeledImages(NamedTuple):
     """Checked features, labels and weights, with images of different sizes padded."""
 
     f: Tensor  # (*batch, m, d) in the dtype of the argument
-    labels: Tensor  # (*batch, m) or (*batch, a, m); rows with a label outside 0 … num_labels−1 are ignored
+    labels: Tensor  # (*batch, m) or (*batch, a, m); rows with label −1 are ignored
     weight: Tensor | None  # broadcastable to the labels
     num_labels: int  # number of columns of E
     dtype: torch.dtype  # of the computation
@@ -57,7 +57,7 @@ class LabeledImages(NamedTuple):
         """Return the rows in the dtype of the computation, ignored ones with weight 0.
 
         ``rescale`` scales features and weights to avoid overflow. Without checks, features become NaN if they are out
-        of range or a weight is invalid.
+        of range or a weight or label is invalid.
         """
         f, mass, labeled, k = self.f, self.weight, self._labeled().to(self.dtype), self.num_labels
         if rescale and not self.checked:
@@ -69,6 +69,8 @@ class LabeledImages(NamedTuple):
         f = f.to(self.dtype)
         if self.annotators:
             f = f.unsqueeze(-3).expand(*self.labels.shape, f.shape[-1])
+        if not self.checked:
+            f = nan_where(out_of_labels(self.labels, k), f)
         if not self.checked and mass is not None:
             f = nan_where(~((mass >= 0) & mass.isfinite()).all(-1), f)
         weight = labeled if mass is None else labeled * mass.to(self.dtype)
@@ -128,6 +130,11 @@ def count_labels(labels: Tensor, num_labels: int | None) -> int:
             f"gaps, for example with torch.unique(labels, return_inverse=True), or pass num_labels."
         )
     return count
+
+
+def out_of_labels(labels: Tensor, num_labels: int) -> Tensor:
+    """Return which images ``(*batch,)`` have a label outside −1 … num_labels−1."""
+    return ((labels < -1) | (labels >= num_labels)).any(-1)
 
 
 def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, annotators: bool) -> None:

@@ -234,13 +234,13 @@ def normalized_cut_j1(
         offsets: n + 1 row indices, the start of each image in a packed batch of images of different sizes, as a list or
             CPU tensor. The result has shape ``(n,)``. Memory grows with n times the size of the largest image.
         num_labels: upper bound on the number of regions. By default it is the largest label plus one, and reading it
-            synchronizes a GPU once. Required under ``torch.compile`` and ``vmap``. Without checks, larger labels are
-            ignored.
+            synchronizes a GPU once. Required under ``torch.compile`` and ``vmap``.
         rank_tol: singular values of D^{−1/2}F and D^{−1/2}FΛ below this fraction of the largest count as zero. By
             default it depends on the dtype of ``f``: about 3e-7 for float64 and 8e-6 for float32. Pass a dtype if the
             data have a lower precision, such as ``torch.float32`` for a float32 map cast to float64.
         check: whether to check values (finite features, labels in range, degrees), as in `matrix_function`. Without
-            checks, images with a negative degree are NaN, and images without labels are 0 with a zero gradient.
+            checks, images with a negative degree or a label out of range are NaN, and images without labels are 0 with
+            a zero gradient.
         precision: as in `matrix_function`.
 
     Returns:

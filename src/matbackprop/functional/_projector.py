@@ -13,6 +13,7 @@ from matbackprop.checks import nan_where, prepare, raise_or_nan
 from matbackprop.divided_differences import STEP
 from matbackprop.errors import DomainError, TieError
 from matbackprop.functional._function import Operation, apply
+from matbackprop.functional._low_rank import check_rank
 from matbackprop.functional._pinv import pseudo_inverse
 from matbackprop.functional._spectrum import Spectrum, spectral
 from matbackprop.numerics import autocast_off, eye_like, gap_tolerance, rank_tolerance, symmetrize
@@ -113,6 +114,8 @@ def check_cut(rank: int | None, threshold: float | None) -> None:
         raise DomainError(f"Pass either rank or threshold, got rank={rank}, threshold={threshold}.")
     if threshold is not None and math.isnan(threshold):
         raise DomainError("threshold must be a number, got NaN.")
+    if rank is not None:
+        check_rank(rank)
 
 
 def spectral_projector(
@@ -138,7 +141,7 @@ def spectral_projector(
 
     Raises:
         DomainError: ``rank`` and ``threshold`` are both given or both None, or ``rank`` is out of range.
-        TieError: eigenvalues on both sides of the cut are equal.
+        TieError: eigenvalues on both sides of the cut are equal, or one equals ``threshold``, up to rounding errors.
 
     Gradient:
         U(Γ ∘ (UᵀG_symU))Uᵀ with Γᵢⱼ = 1/|λᵢ − λⱼ| for eigenvalues on different sides of the cut and 0 otherwise. Exact
@@ -159,14 +162,14 @@ def spectral_projector(
         values, u = batched_eigh(ready.x.detach())
         if rank is None:
             cut = ready.scaled(values.new_full((*values.shape[:-1], 1), threshold or 0.0)).squeeze(-1)
-            chosen = values > cut.unsqueeze(-1)
+        elif 0 < rank < n:
+            cut = values[..., n - rank - 1 : n - rank + 1].mean(-1)
         else:
-            chosen = (torch.arange(n, device=values.device) >= n - rank).expand(values.shape)
-            cut = values[..., n - rank - 1] if rank < n else values.new_full(values.shape[:-1], -torch.inf)
+            cut = values.new_full(values.shape[:-1], torch.inf if rank == 0 else -torch.inf)
         out = ready.marked(spectral(ready.x, Spectrum(values, u), STEP, cut))
         if values.numel():
-            gap = torch.where(chosen, values, torch.inf).amin(-1) - torch.where(chosen, -torch.inf, values).amax(-1)
+            gap = 2 * (values - cut.unsqueeze(-1)).abs().amin(-1)
             tied = gap <= gap_tolerance(values.dtype, n) * values.abs().amax(-1)
-            fault = "have equal eigenvalues on both sides of the cut. Choose another rank or threshold."
+            fault = "have equal eigenvalues on both sides of the cut, or one at it. Choose another rank or threshold."
             out = raise_or_nan(tied, out, ready.check_values, TieError, fault)
         return out.to(a.dtype)

@@ -13,7 +13,7 @@ from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._function import Operation, apply
 from matbackprop.functional._linear_solve import broadcast_batches
 from matbackprop.functional._spectrum import Spectrum
-from matbackprop.numerics import autocast_off, compute_dtype, symmetrize
+from matbackprop.numerics import autocast_off, compute_dtype, symmetrize, zero_tolerance
 from matbackprop.solvers import batched_eigh
 
 
@@ -83,8 +83,8 @@ def sylvester(
         X ``(*batch, m, n)`` in the dtype of ``c``, complex if any argument is.
 
     Raises:
-        DomainError: a sum λᵢ + μⱼ is zero, that is, at most 4 max(m, n) ε times the largest \|λ\| + \|μ\|. Without
-            checks the result is NaN.
+        DomainError: a sum λᵢ + μⱼ is zero, that is, at most τ times the largest \|λ\| + \|μ\| (τ is on the stability
+            page). Without checks the result is NaN.
 
     Gradient:
         With AY + YB = G: ∂L/∂C = Y, ∂L/∂A = −(YXᵀ)_sym and ∂L/∂B = −(XᵀY)_sym. All orders, exact at repeated
@@ -116,8 +116,8 @@ def sylvester(
         (lam, u), (mu, v) = batched_eigh(left.detach()), batched_eigh(right.detach())
         if c.shape[-1] and c.shape[-2]:
             sums = (lam.unsqueeze(-1) + mu.unsqueeze(-2)).abs().amin((-2, -1))
-            floor = 4 * max(c.shape[-2:]) * torch.finfo(compute).eps
-            zero = sums <= floor * (lam.abs().amax(-1) + mu.abs().amax(-1))
+            tolerance = max(zero_tolerance(x.dtype, compute, max(c.shape[-2:])) for x in (a, b))
+            zero = sums <= tolerance * (lam.abs().amax(-1) + mu.abs().amax(-1))
             fault = "a have an eigenvalue that plus one of b is zero. Add a multiple of the identity."
             lam = raise_or_nan(zero, lam, of_c.check_values, DomainError, fault)
         dtype = torch.promote_types(c.dtype, torch.complex64) if has_complex else c.dtype

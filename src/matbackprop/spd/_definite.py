@@ -61,8 +61,8 @@ def prepare_definite(
         regular = torch.ones((), dtype=torch.bool, device=a.device)
         if name not in symmetric:
             tolerance = a.shape[-1] * zero_tolerance(a.dtype, compute, 1)
-            definite.append(_exceed(x.detach(), tolerance))
-            regular = definite[-1] | _exceed(x.detach(), -tolerance) if semidefinite else definite[-1]
+            definite.append(exceed(x.detach(), tolerance))
+            regular = definite[-1] | exceed(x.detach(), -tolerance) if semidefinite else definite[-1]
             if check_values and not bool(regular.all()):
                 kind, bound = "definite", f"at most {tolerance:.1e}"
                 if semidefinite:
@@ -83,7 +83,7 @@ def prepare_definite(
     return DefiniteMatrices(converted, every, any_bad, check_values, dtype)
 
 
-def _exceed(x: Tensor, tolerance: float) -> Tensor:
+def exceed(x: Tensor, tolerance: float) -> Tensor:
     """Return whether all eigenvalues exceed a tolerance after scaling to a unit diagonal.
 
     Rows of zeros exceed a negative tolerance.

@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, nan_where, prepare
+from matbackprop.checks import check_finite, check_matrix, nan_where, prepare, raise_or_nan
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import autocast_off, real_dtype, symmetrize
-from matbackprop.spd._definite import prepare_definite
-from matbackprop.spd._metrics import of_matrix
+from matbackprop.numerics import autocast_off, real_dtype, symmetrize, zero_tolerance
+from matbackprop.spd._definite import exceed, prepare_definite
+from matbackprop.spd._metrics import of_matrix, spectrum_of
 
 
 def bimap(x: Tensor, w: Tensor) -> Tensor:
     r"""Bilinear map of symmetric matrices, :math:`W^\top XW`.
 
     Args:
-        x: symmetric matrices ``(*batch, n, n)``.
+        x: symmetric matrices ``(*batch, n, n)``; the symmetric part is used.
         w: matrices ``(*batch, n, k)``. Batches broadcast. The result is positive definite if X is positive definite and
             W has full column rank.
 
@@ -55,8 +55,8 @@ def re_eig(
 ) -> Tensor:
     r"""Rectify eigenvalues, :math:`U\max(\Lambda, t)U^\top`; see `matrix_clamp`.
 
-    If t is below the rounding error of the result, diagonal entries are multiplied by 1 + √n ε. This keeps the rounded
-    matrix positive definite.
+    If t is below the rounding error of the result, diagonal entries are multiplied by 1 + (4 + √n)ε. This keeps the
+    rounded matrix positive definite, and `log_eig` accepts it.
 
     Args:
         x: symmetric matrices ``(*batch, n, n)``.
@@ -80,7 +80,7 @@ def re_eig(
     if y.shape[-1] == 0:
         return y
     diagonal = y.diagonal(dim1=-2, dim2=-1)
-    rounding = y.shape[-1] ** 0.5 * torch.finfo(y.dtype).eps  # of entries: of eigenvalues relative to the largest
+    rounding = (4 + y.shape[-1] ** 0.5) * torch.finfo(y.dtype).eps
     fine = threshold >= rounding * diagonal.detach().real.amax(-1, keepdim=True)
     return y + torch.diag_embed(torch.where(fine, 0, rounding * diagonal))
 
@@ -98,17 +98,23 @@ def log_eig(
     Returns:
         ``(*batch, n(n+1)/2)``, or ``(*batch, n, n)``.
 
+    Raises:
+        DomainError: scaled to a unit diagonal, a matrix has an eigenvalue of at most 4ε.
+
     Example:
         >>> import torch
         >>> from matbackprop import spd
         >>> spd.log_eig(torch.eye(2))
         tensor([0., 0., 0.])
     """
-    if not vectorize:
-        return matrix_log(x, check=check, precision=precision)
     ready = prepare(x, "x", check, precision, sizes=None, symmetric=True)
-    logarithm = matrix_log(ready.x, check=check, precision=precision)
-    return ready.marked(vectorize_symmetric(logarithm).to(x.dtype))  # rounded once, after √2
+    with autocast_off(x.device.type):
+        out = matrix_log(ready.x, check=check, precision=precision)
+        out = vectorize_symmetric(out) if vectorize else out
+        definite = exceed(ready.x.detach(), zero_tolerance(x.dtype, ready.x.dtype, 1))
+        fault = "x are not positive definite to the precision of their dtype. Apply re_eig first."
+        out = raise_or_nan(~definite, out, ready.check_values, DomainError, fault)
+        return ready.marked(out).to(x.dtype)  # rounded once, after √2
 
 
 def check_eps(eps: float) -> None:
@@ -165,7 +171,7 @@ def batch_norm(
     y, *rest = given.matrices
     inside = real_dtype(y.dtype)
     with autocast_off(x.device.type):
-        root = of_matrix(rest[0], "inv_sqrt")
+        root = of_matrix(rest[0], "inv_sqrt", spectrum_of(rest[0]))
         y = symmetrize(root @ y @ root)
         if variance is not None:
             spread = variance if isinstance(variance, Tensor) else torch.scalar_tensor(variance, device=x.device)
@@ -175,6 +181,6 @@ def batch_norm(
             power = nan_where(~spread.isfinite(), power)
             y = matrix_power(y, power, check=False, precision=inside)
         if bias is not None:
-            back = of_matrix(rest[1], "sqrt")
+            back = of_matrix(rest[1], "sqrt", spectrum_of(rest[1]))
             y = symmetrize(back @ y @ back)
         return given.result(y, "The normalized matrix", "Scale the matrices, or raise eps.")

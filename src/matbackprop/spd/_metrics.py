@@ -43,7 +43,7 @@ def of_matrix(a: Tensor, function: str, spectrum: Spectrum | None = None) -> Ten
     return of_known_spectrum(a, spectrum or Spectrum(*batched_eigh(a.detach())), resolve_function(function))
 
 
-def _spectrum(a: Tensor) -> Spectrum:
+def spectrum_of(a: Tensor) -> Spectrum:
     """The spectrum of positive definite matrices, accurate for channels in different units."""
     order = descending(a)
     values, vectors = spectrum_of_pencil(permuted(a.detach(), order))
@@ -108,7 +108,7 @@ class Coordinates(NamedTuple):
         size = _size(a)
         unit = torch.where(size > 0, size, 1).log2().round().exp2()
         base = a.detach() / unit
-        return cls(unit, base, *_spectrum(base)[:2])
+        return cls(unit, base, *spectrum_of(base)[:2])
 
     def inside(self, b: Tensor) -> Tensor:
         """Uᵀ(B/unit)U, which is exactly diagonal at B = A."""
@@ -123,7 +123,7 @@ class Coordinates(NamedTuple):
 
     def log(self, b: Tensor) -> Tensor:
         b = self.inside(b)
-        return of_matrix(b, "log", _spectrum(b))
+        return of_matrix(b, "log", spectrum_of(b))
 
     def log_of_base(self, a: Tensor) -> Tensor:
         """`log` of A itself, which is diagonal."""
@@ -191,7 +191,7 @@ class _BuresWasserstein:
         return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
-        way = eye_like(p) + lyapunov_by_spectrum(p, v, _spectrum(p))
+        way = eye_like(p) + lyapunov_by_spectrum(p, v, spectrum_of(p))
         inside = torch.linalg.cholesky_ex(way.detach()).info == 0
         return nan_where(~inside, symmetrize(way @ p @ way))
 
