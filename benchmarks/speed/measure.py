@@ -9,7 +9,6 @@ import os
 import platform
 import re
 import statistics
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from benchmarks.speed.suites.entry import Entry
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.versions import package_versions
 
-_SAMPLE_SECONDS = 0.002
 _MOST = 50  # repeats
 _LONG = 3  # a call longer than this multiple of ``seconds`` is repeated once
 
@@ -40,31 +38,11 @@ class Timing:
     peak_mb: float
 
 
-class _ResidentPeak:
-    """Samples the resident set of this process in a thread; zero if the system does not report it."""
-
-    def __init__(self) -> None:
-        self._file = Path("/proc/self/statm")
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self.start = self._now()
-        self.peak = self.start
-
-    def _now(self) -> int:
-        return int(self._file.read_text().split()[1]) * 4096 if self._file.exists() else 0
-
-    def _watch(self) -> None:
-        while not self._done.wait(_SAMPLE_SECONDS):
-            self.peak = max(self.peak, self._now())
-
-    def __enter__(self) -> _ResidentPeak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.peak = max(self.peak, self._now())
-        self._done.set()
-        self._thread.join()
+def _resident(field: str) -> int:
+    """Return a field of /proc/self/status in bytes: VmRSS, or VmHWM for the peak; 0 on other systems."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.exists() else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith(field)), 0)
 
 
 def _milliseconds(call: Callable[[], Any], device: torch.device) -> float:
@@ -100,9 +78,11 @@ def measure(call: Callable[[], Any], device: torch.device, *, seconds: float = 1
         times = [_milliseconds(call, device)]
         peak = float(torch.cuda.max_memory_allocated() - before)
     else:
-        with _ResidentPeak() as resident:
-            times = [_milliseconds(call, device)]
-        peak = float(resident.peak - resident.start)
+        if (reset := Path("/proc/self/clear_refs")).exists():
+            reset.write_text("5")  # resets VmHWM
+        level = _resident("VmRSS")
+        times = [_milliseconds(call, device)]
+        peak = float(max(_resident("VmHWM") - level, 0))
     long = first > _LONG * 1e3 * seconds and times[0] > _LONG * 1e3 * seconds
     stop = time.perf_counter() + seconds
     while not long and len(times) < _MOST and (time.perf_counter() < stop or len(times) < 3):
