@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import skimage.data
 from PIL import Image
+from skimage.color import label2rgb
 from sklearn.datasets import load_sample_image
 
 import matbackprop
-from matbackprop.vision.inference.drawing import draw_boundaries, paint_labels
+from matbackprop.vision.inference.drawing import draw_boundaries
 
 HEIGHT, GAP = 230, 6
 
@@ -26,7 +27,7 @@ def tile(pixels: np.ndarray) -> np.ndarray:
     small = np.asarray(picture)
     segments = matbackprop.segment(pixels)
     labels = np.asarray(Image.fromarray(segments.labels()).resize(picture.size, Image.Resampling.NEAREST))
-    regions = draw_boundaries(paint_labels(labels, small), labels, color=(255, 255, 255))
+    regions = draw_boundaries(label2rgb(labels, small, kind="avg", bg_label=-1), labels, color=(255, 255, 255))
     return np.concatenate([small, np.full((GAP, small.shape[1], 3), 255, np.uint8), regions])
 
 

@@ -166,18 +166,6 @@ def _rescale(values: NDArray[Any]) -> Picture:
     return Picture(np.repeat((255 * unit).round().astype(np.uint8)[..., None], 3, -1), (low, high))
 
 
-def _match(pattern: Path) -> list[Path]:
-    """Return the files that match a pattern. ``**`` does not follow links; wildcards do not match hidden names."""
-    top = Path(pattern.anchor)
-    relative = pattern.relative_to(top) / "*" if pattern.name == "**" else pattern.relative_to(top)
-    try:
-        paths = sorted(top.glob(str(relative)))
-    except ValueError as error:
-        raise DataError(f"{pattern} is not a valid pattern: {error}.") from None
-    hidden = (any(part[0] == "." and part not in pattern.parts for part in path.parts) for path in paths)
-    return [path for path, skip in zip(paths, hidden, strict=True) if path.is_file() and not skip]
-
-
 def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
     """Return the paths of images in files, folders and patterns such as ``holiday/*.jpg`` or ``**/*.png``.
 
@@ -194,7 +182,7 @@ def find_pictures(sources: Iterable[str | Path]) -> list[Path]:
                 raise DataError(f"The folder {source} contains no image ({', '.join(PICTURE_SUFFIXES)}).")
             paths += inside
         elif glob.has_magic(str(source)) and not source.exists():
-            matches = _match(source)
+            matches = sorted(path for path in map(Path, glob.iglob(str(source), recursive=True)) if path.is_file())
             if not matches:
                 raise DataError(f"No file matches {source}. Check the pattern.")
             paths += matches

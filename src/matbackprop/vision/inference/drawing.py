@@ -1,4 +1,4 @@
-"""Draw label maps as borders on an image, or as colored regions."""
+"""Draw label maps as borders on an image, or as regions of distinct hues."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from matbackprop.errors import ShapeError
 from matbackprop.vision.metrics.regions import as_label_map, check_size
-from matbackprop.vision.segmentation.regions import region_means
 
 YELLOW = (255, 235, 51)
 WHITE = (255, 255, 255)
@@ -66,38 +65,23 @@ def draw_boundaries(
     return out
 
 
-def paint_labels(labels: ArrayLike, image: ArrayLike | None = None) -> NDArray[np.uint8]:
-    """Color each region of a label map with its mean color in ``image``, or with a distinct hue.
-
-    Args:
-        labels: (h, w) integers; −1 (ignored) is drawn in black.
-        image: an image of the same size, or None for distinct hues.
-
-    Returns:
-        uint8 (h, w, 3).
+def paint_labels(labels: ArrayLike) -> NDArray[np.uint8]:
+    """Draw each region of a label map (h, w) in a distinct hue, uint8 (h, w, 3). The label −1 (ignored) is black.
 
     Raises:
         LabelError: ``labels`` is not a map of integers.
-        ShapeError: the sizes differ.
 
     Example:
-        >>> image = np.zeros((1, 4, 3), np.uint8); image[0, 2:] = [[50] * 3, [150] * 3]
-        >>> paint_labels(np.array([[0, 0, 1, 1]]), image)[0, :, 0].tolist()
-        [0, 0, 100, 100]
+        >>> paint_labels(np.array([[0, -1]])).tolist()
+        [[[90, 146, 199], [0, 0, 0]]]
     """
     lab = as_label_map(labels)
     ids = np.unique(lab)
     gaps = ids[-1] - ids[0] >= len(ids)
-    index = np.searchsorted(ids, lab) if gaps else lab - ids[0]
-    if image is not None:
-        rgb = as_rgb(image)
-        check_size("the label map", lab.shape, "the image", rgb.shape[:2])
-        table = region_means(index, rgb)
-    else:
-        # With golden-angle hues, consecutive labels have distant colors, and a label has the same color in every map.
-        hue = (0.58 + 0.618034 * ids) % 1.0
-        light = 0.78 - 0.22 * (ids % 3) / 2
-        wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
-        table = 255 * light[:, None] * (0.45 + 0.55 * wheel)
+    # With golden-angle hues, consecutive labels have distant colors, and a label has the same color in every map.
+    hue = (0.58 + 0.618034 * ids) % 1.0
+    light = 0.78 - 0.22 * (ids % 3) / 2
+    wheel = np.clip(np.abs((hue[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6 - 3) - 1, 0, 1)
+    table = 255 * light[:, None] * (0.45 + 0.55 * wheel)
     table[ids < 0] = 0.0
-    return table.round().astype(np.uint8)[index]
+    return table.round().astype(np.uint8)[np.searchsorted(ids, lab) if gaps else lab - ids[0]]

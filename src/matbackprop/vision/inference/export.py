@@ -89,30 +89,23 @@ def _loops(leaving: dict[tuple[int, int], list[int]]) -> list[NDArray[np.int64]]
 
 def to_coco(result: Segments, k: int | None = None) -> dict[str, Any]:
     """Return the regions as a COCO data set of one image, with exact masks and one category per name."""
-    from scipy.ndimage import find_objects
+    from pycocotools import mask as coco
 
     names = [name or "region" for name in result.names or ("",) * result.count(k)]
     categories = list(dict.fromkeys(names))
-    labels = result.labels(k)
+    labels = np.asfortranarray(result.labels(k))  # the order of COCO
     height, width = labels.shape
-    flat = labels.T.ravel()  # COCO uses column-major order
-    change = np.flatnonzero(np.diff(flat)) + 1
-    edges = np.concatenate([[0], change, [flat.size]])
-    of = flat[edges[:-1]]
     annotations = []
-    for region, (rows, columns) in enumerate(find_objects(labels + 1)):
-        begins, ends = edges[:-1][of == region], edges[1:][of == region]
-        counts = np.diff(np.stack([begins, ends], 1).ravel(), prepend=0).tolist()
-        if ends[-1] < flat.size:
-            counts.append(int(flat.size - ends[-1]))
+    for region, name in enumerate(names):
+        code = coco.encode((labels == region).view(np.uint8))
         annotations.append(
             {
                 "id": region + 1,
                 "image_id": 1,
-                "category_id": categories.index(names[region]) + 1,
-                "segmentation": {"size": [height, width], "counts": counts},
-                "area": int((ends - begins).sum()),
-                "bbox": [columns.start, rows.start, columns.stop - columns.start, rows.stop - rows.start],
+                "category_id": categories.index(name) + 1,
+                "segmentation": {"size": [height, width], "counts": code["counts"].decode()},
+                "area": int(coco.area(code)),
+                "bbox": coco.toBbox(code).tolist(),
                 "iscrowd": 0,
             }
         )
