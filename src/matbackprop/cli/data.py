@@ -28,8 +28,6 @@ def check(config: Check) -> dict[str, Any]:
     print(f"{config.root}: layout of {result.layout.upper()}")
     for name, count in result.counts.items():
         print(f"  {count:>8} {name}")
-    for note in result.notes:
-        print(f"  note: {note}")
     for problem in result.problems:
         print(printable(f"  bad: {problem}"))
     return {
@@ -38,7 +36,6 @@ def check(config: Check) -> dict[str, Any]:
         "layout": result.layout,
         "counts": result.counts,
         "problems": [{"path": p.path, "reason": p.reason} for p in result.problems],
-        "notes": result.notes,
     }
 
 

@@ -62,7 +62,7 @@ def _console() -> Any:
 
 
 class Progress:
-    """Progress bar on a terminal; otherwise a log message every 30 seconds.
+    """Progress bar on a terminal; otherwise a line every 30 seconds.
 
     Steps in ``done`` were completed earlier and do not count for the speed. ``quiet`` disables all output.
     """
@@ -98,10 +98,7 @@ class Progress:
         self._printed = now
         left = (now - self._started) / max(self.done - self._before, 1) * (self.total - self.done)
         line = f"{self.what}: {self.done} of {self.total}, about {_duration(left)} left{note and ', '}{note}"
-        if log.isEnabledFor(logging.INFO) and log.hasHandlers():
-            log.info("%s", line)
-        else:
-            print(line, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """Remove the bar."""

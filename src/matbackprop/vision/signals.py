@@ -23,16 +23,16 @@ class SignalHandlers:
     """
 
     def __init__(
-        self, *names: str, first: Callable[[], object] = lambda: None, again: Callable[[int], object] | None = None
+        self, *, first: Callable[[], object] = lambda: None, again: Callable[[int], object] | None = None
     ) -> None:
         self.signum: int | None = None
-        self._names, self._first, self._again = ("SIGINT", "SIGTERM", "SIGHUP", *names), first, again
+        self._first, self._again = first, again
         self._previous: dict[int, Any] = {}
         self._time = 0.0
 
     def __enter__(self) -> SignalHandlers:
         if threading.current_thread() is threading.main_thread():
-            for signum in (getattr(signal, name) for name in self._names if hasattr(signal, name)):
+            for signum in (getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)):
                 if signal.getsignal(signum) is not signal.SIG_IGN:
                     self._previous[signum] = signal.signal(signum, self._handle)
         return self
@@ -52,11 +52,6 @@ class SignalHandlers:
             elif callable(previous := self._previous.get(signum)):
                 previous(signum, frame)
             raise KeyboardInterrupt
-
-
-def stop_on_signal() -> SignalHandlers:
-    """Return the signal handlers of a training run. Under SLURM, they include SIGUSR1."""
-    return SignalHandlers(*(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else []))
 
 
 def interrupt_on_signal() -> SignalHandlers:

@@ -51,7 +51,6 @@ def server():
 
 def test_progress_is_reported_in_megabytes(server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    monkeypatch.setattr(progress.log, "hasHandlers", lambda: False)
     Handler.files["/file"] = bytes(3 << 20)
     download(f"{server}/file", tmp_path / "file")
     assert "Downloading file, MB: 1 of 3" in capsys.readouterr().err

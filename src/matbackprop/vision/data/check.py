@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from matbackprop.errors import DataError, Problem
 from matbackprop.vision.data.bsds import find_root, find_split, read_sample
 from matbackprop.vision.data.coco import coco_files, open_regions, read_coco
-from matbackprop.vision.files import as_problem, shorten
+from matbackprop.vision.files import as_problem
 from matbackprop.vision.progress import track
 
 T = TypeVar("T")
@@ -25,7 +25,6 @@ class CheckResult:
     layout: str  #: ``"bsds"`` or ``"coco"``.
     counts: dict[str, int] = field(default_factory=dict)  #: Numbers of images, annotations and so on, by split.
     problems: list[Problem] = field(default_factory=list)  #: Bad files.
-    notes: list[str] = field(default_factory=list)  #: Remarks about valid data.
 
 
 def find_layout(root: str | Path) -> str:
@@ -99,10 +98,7 @@ def check_bsds(root: Path) -> CheckResult:
 
 
 def check_coco(root: Path) -> CheckResult:
-    """Read all images and annotations of a folder in the COCO layout.
-
-    Crowds, empty masks and unused categories are listed in the notes.
-    """
+    """Read all images and annotations of a folder in the COCO layout. Crowds and empty masks are only counted."""
     result = CheckResult("coco")
     categories: dict[str, list[dict[str, Any]]] = {}
     for file in sorted((root / "annotations").glob("instances_*.json")):
@@ -132,13 +128,9 @@ def _check_annotations(result: CheckResult, root: Path, file: Path, split: str) 
     for opened in _read_all(result, open_regions, tasks, paths, f"Checking {split}"):
         result.problems += opened.problems
         skipped["empty mask"] += opened.empty
-    used = {region.label for one in index.images for region in one.regions}
-    if not used:
+    if not any(one.regions for one in index.images):
         result.problems.append(Problem(file, "has no usable region"))
     for kind, count in skipped.items():
         if count:
-            result.notes.append(f"{file.name}: {count} regions are skipped in training ({kind})")
-    if unused := [shorten(c["name"]) for label, c in enumerate(index.categories) if label not in used]:
-        names = ", ".join(unused[:8])
-        result.notes.append(f"{file.name}: {len(unused)} categories without a region: {names}")
+            result.counts[f"{split} annotations skipped in training ({kind})"] = count
     return index.categories

@@ -21,7 +21,7 @@ from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteErr
 from matbackprop.vision.distributed import gather
 from matbackprop.vision.files import is_number
 from matbackprop.vision.progress import Progress, track
-from matbackprop.vision.signals import RunInterrupted, stop_on_signal
+from matbackprop.vision.signals import RunInterrupted, SignalHandlers
 from matbackprop.vision.training.checkpoint import (
     load_checkpoint,
     load_state,
@@ -94,7 +94,7 @@ class Training:
     def run(self) -> None:
         """Train to the end."""
         engine, started = self.engine, time.perf_counter()
-        with stop_on_signal() as self.signals:
+        with SignalHandlers() as self.signals:
             try:
                 while self.epoch < engine.max_epochs:
                     self._train_epoch()
