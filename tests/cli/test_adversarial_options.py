@@ -23,7 +23,7 @@ CASES = [
     (f"{SEGMENT} --ks 0", "at least one positive integer, got .0"),
     ("segment", "No image was given"),
     ("segment @/*.gif", "No file matches"),
-    ("segment @/missing.jpg --out @/out --model none", "missing.jpg does not exist. Pass an image file"),
+    ("segment @/missing.jpg --out @/out --model none", "missing.jpg does not exist. Pass another file"),
     (f"{SEGMENT} --threshold 3", "--threshold must be from 0 to 1, got 3"),
     (f"{SEGMENT} --threshold 0.5 --k 3", "--threshold cannot be combined with --k"),
     (f"{SEGMENT} --scales 0.5 1", "scales and mirror need a contour network"),

@@ -31,8 +31,8 @@ def test_a_file_that_is_too_large_or_not_a_file_is_rejected_by_name(tmp_path):
     (tmp_path / "large").write_bytes(bytes(100))
     with pytest.raises(DataError, match=r"large has 100 bytes\. Use a file of at most 10"):
         read_bytes(tmp_path / "large", 10)
-    with pytest.raises(DataError, match=r"Cannot read .*: it is a folder"):
+    with pytest.raises(DataError, match="is a folder"):
         read_bytes(tmp_path, 10)
     os.mkfifo(tmp_path / "pipe")  # reading it would block
-    with pytest.raises(DataError, match=r"Cannot read .*pipe: it is not a regular file"):
+    with pytest.raises(DataError, match="pipe is not a regular file"):
         read_bytes(tmp_path / "pipe", 10)

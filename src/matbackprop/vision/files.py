@@ -19,19 +19,24 @@ _JSON = 1 << 24  # bytes; parsed JSON needs about twenty times as much memory
 _SURROGATE = re.compile(rb"\\u[dD][89abAB-Fc-f]")
 
 
+def check_file(path: Path, error: type[Exception] = DataError) -> None:
+    """Raise ``error`` unless a path is a regular file. Pipes and devices may never end."""
+    if not path.is_file():
+        kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
+        raise error(f"{path} {kind}. Pass another file.")
+
+
 def read_bytes(path: str | Path, limit: int, error: type[Exception] = DataError) -> bytes:
-    """Read a regular file of at most ``limit`` bytes or raise ``error``. Pipes and devices may never end."""
+    """Read a regular file of at most ``limit`` bytes or raise ``error``."""
     path = Path(path)
     try:
-        if not path.is_file():
-            kind = "a folder" if path.is_dir() else "not a regular file"
-            raise error(f"Cannot read {path}: {f'it is {kind}' if path.exists() else 'no such file'}.")
+        check_file(path, error)
         size = path.stat().st_size
         if size > limit:
             raise error(f"{path} has {size} bytes. Use a file of at most {limit}.")
         return path.read_bytes()
     except OSError as reason:
-        raise error(f"Cannot read {path}: {reason.strerror}.") from reason
+        raise error(f"{path} cannot be read: {reason.strerror}.") from reason
 
 
 def read_json(

@@ -85,7 +85,7 @@ def test_missing_ground_truth_is_reported(bsds500):
 def test_corrupt_files_are_reported(bsds500):
     path = bsds500 / "data/images/train/20.png"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(DataError, match=r"20\.png is damaged"):
+    with pytest.raises(DataError, match=r"20\.png cannot be read"):
         BSDS(bsds500, "train")[1]
     (bsds500 / "data/groundTruth/train/3.mat").write_bytes(b"nonsense" * 40)
     with pytest.raises(DataError, match=r"3\.mat cannot be read"):

@@ -102,7 +102,7 @@ def test_a_file_overrides_a_preset(tmp_path, name, text):
         ("c.toml", "[part", "is damaged"),
         ("c.json", "[1]", "instead of an object"),
         ("c.yaml", "", "ends with .toml or .json"),
-        ("missing.toml", None, "Cannot read"),
+        ("missing.toml", None, "does not exist"),
     ],
 )
 def test_bad_files(tmp_path, name, text, message):

@@ -74,8 +74,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except MemoryError:
-        raise DataError(f"{path} cannot be read: it needs more memory than available. Use a smaller file.") from None
     except Exception as error:
         reason = f"{type(error).__name__}: {shorten(str(error), 200)}"
         raise DataError(f"{path} cannot be read. It is probably damaged ({reason}).") from error

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matbackprop.errors import DataError, needs
+from matbackprop.vision.files import check_file
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -97,9 +98,7 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
     with needs("reading images needs Pillow", "'matbackprop[metrics]'"):
         from PIL import Image, UnidentifiedImageError
     path = Path(path)
-    if not path.is_file():  # opening a named pipe would block
-        kind = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-        raise DataError(f"{path} {kind}. Pass an image file.")
+    check_file(path)
     if path.suffix.lower() in (".heic", ".heif"):
         with suppress(ImportError):
             from pillow_heif import register_heif_opener
@@ -125,12 +124,8 @@ def open_picture(path: str | Path) -> Iterator[ImageFile]:
         hint = " HEIC files need: pip install pillow-heif" if path.suffix.lower() in (".heic", ".heif") else ""
         kinds = ", ".join(kind for kind in _KINDS if kind in Image.OPEN)
         raise DataError(f"{path} is not an image. Supported: {kinds}.{hint}") from None
-    except PermissionError as error:
-        raise DataError(f"{path} cannot be opened: {error.strerror}.") from None
-    except MemoryError:
-        raise DataError(f"{path} needs more memory than available. Use a smaller image.") from None
     except Exception as error:  # Pillow raises many exception types for corrupted files
-        raise DataError(f"{path} is damaged: {error}.") from error
+        raise DataError(f"{path} cannot be read: {str(error).rstrip('.') or type(error).__name__}.") from error
 
 
 def picture_of(image: Image) -> Picture:

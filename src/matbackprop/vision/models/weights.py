@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from matbackprop.errors import WeightsError, needs
-from matbackprop.vision.files import atomic_write, read_json, shorten, show
+from matbackprop.vision.files import atomic_write, check_file, read_json, shorten, show
 
 _SCALE = ".scale"  #: Suffix of the scales of 8-bit weights.
 
@@ -42,8 +42,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path} is not a .safetensors file. Other formats can execute code when they are read; convert it with "
             "safetensors.torch.save_file(state_dict, 'weights.safetensors')."
         )
-    if not path.is_file():
-        raise WeightsError(f"The weights file {path} does not exist. Check the path.")
+    check_file(path, WeightsError)
     with needs("reading weights needs safetensors", "'matbackprop[train]'"):
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from matbackprop.errors import CheckpointError, ConfigurationError
-from matbackprop.vision.files import atomic_file
+from matbackprop.vision.files import atomic_file, check_file
 
 _FIX = "Restore a copy, or start again with --overwrite."
 
@@ -42,9 +42,7 @@ def save_checkpoint(content: Mapping[str, Any], path: str | Path) -> None:
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
     """Verify the checksums and read with ``weights_only=True``. Raise CheckpointError for any other file."""
     path = Path(path)
-    if not path.is_file():
-        reason = "it is not a regular file" if path.exists() else "no such file"
-        raise CheckpointError(f"Cannot read the checkpoint {path}: {reason}.")
+    check_file(path, CheckpointError)
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

@@ -29,7 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from matbackprop.errors import ConfigurationError
 from matbackprop.vision.configuration import differences, to_json
-from matbackprop.vision.files import atomic_write, plain_numbers, read_json, shorten, show
+from matbackprop.vision.files import atomic_write, plain_numbers, read_bytes, read_json, shorten, show
 from matbackprop.vision.versions import versions
 
 #: Fields of the engine that must not change when a run is resumed.
@@ -161,10 +161,8 @@ class RunFolder:
         """Return all lines of metrics, except an incomplete last line."""
         if not self.metrics_path.exists():
             return []
-        if not self.metrics_path.is_file():
-            raise ConfigurationError(f"{self.metrics_path} is not a regular file. {_FIX}")
         metrics: list[dict[str, Any]] = []
-        for number, line in enumerate(self.metrics_path.read_bytes().split(b"\n")[:-1], 1):
+        for number, line in enumerate(read_bytes(self.metrics_path, 1 << 30, ConfigurationError).split(b"\n")[:-1], 1):
             try:
                 row = _LINE.validate_json(line, strict=True)
                 step = row.get("step")
