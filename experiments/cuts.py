@@ -74,13 +74,8 @@ class Borders(NamedTuple):
     agreement: Tensor  #: (E,), mean fraction of the annotators who drew the border
 
 
-class Weights(NamedTuple):
-    """Parameters of a border's strength; ``log_sigma`` is not used if ``spectral`` is None."""
-
-    offset: Tensor
-    contour: Tensor
-    spectral: Tensor | None
-    log_sigma: Tensor
+#: Parameters of a border's strength: offset and contour; with cuts, also spectral and log_sigma.
+Weights = dict[str, Tensor]
 
 
 def spectral_distances(borders: Borders, sigma: Tensor) -> Tensor:
@@ -105,22 +100,18 @@ def spectral_distances(borders: Borders, sigma: Tensor) -> Tensor:
 
 def border_logits(borders: Borders, weights: Weights) -> Tensor:
     """a + b logit s + c log d of every border, with d relative to its mean square in the image."""
-    logits = weights.offset + weights.contour * torch.logit(borders.strengths, eps=1e-4)
-    if weights.spectral is None or borders.regions < 3:
+    logits = weights["offset"] + weights["contour"] * torch.logit(borders.strengths, eps=1e-4)
+    if "spectral" not in weights or borders.regions < 3:
         return logits
-    squared = spectral_distances(borders, weights.log_sigma.exp()).square()
-    return logits + weights.spectral * torch.log(squared / squared.mean() + 1e-6) / 2
+    squared = spectral_distances(borders, weights["log_sigma"].exp()).square()
+    return logits + weights["spectral"] * torch.log(squared / squared.mean() + 1e-6) / 2
 
 
 def train_weights(images: Sequence[Borders], *, spectral: bool) -> Weights:
     """Minimize the cross-entropy of the borders, each weighted by its length, by Adam."""
-
-    def parameter(value: float) -> Tensor:
-        return torch.tensor(value, dtype=torch.float64, requires_grad=True)
-
-    weights = Weights(parameter(-2.0), parameter(1.0), parameter(0.0) if spectral else None, parameter(np.log(SIGMA)))
-    trained = [value for value in weights if value is not None]
-    optimizer = torch.optim.Adam(trained if spectral else trained[:2], lr=0.05)
+    start = {"offset": -2.0, "contour": 1.0} | ({"spectral": 0.0, "log_sigma": np.log(SIGMA)} if spectral else {})
+    weights = {name: torch.tensor(value, dtype=torch.float64, requires_grad=True) for name, value in start.items()}
+    optimizer = torch.optim.Adam(weights.values(), lr=0.05)
     for _ in track(range(STEPS), "Training"):
         optimizer.zero_grad()
         for borders in images:
@@ -128,7 +119,7 @@ def train_weights(images: Sequence[Borders], *, spectral: bool) -> Weights:
             logits = border_logits(borders, weights)
             nnf.binary_cross_entropy_with_logits(logits, borders.agreement, weight, reduction="sum").backward()
         optimizer.step()
-    return Weights(*(None if value is None else value.detach() for value in weights))  # type: ignore[arg-type]
+    return {name: value.detach() for name, value in weights.items()}
 
 
 class Image(NamedTuple):
@@ -156,21 +147,14 @@ def image_of(name: str, contours: NDArray[np.float32], people: list[NDArray[Any]
     return Image(name, regions, graph, borders, people)
 
 
-class Scored(NamedTuple):
-    """Scores of one image and the seconds that its border strengths took."""
-
-    scores: ImageScores
-    seconds: float
-
-
-def score(image: Image, weights: Weights | None) -> Scored:
-    """Score the hierarchy of one image; without weights, that of the package."""
+def score(image: Image, weights: Weights | None) -> tuple[ImageScores, float]:
+    """Scores of one hierarchy, without weights that of the package, and the seconds that its strengths took."""
     started = time.perf_counter()
     strengths = image.borders.strengths if weights is None else border_logits(image.borders, weights).sigmoid()
     seconds = time.perf_counter() - started
     tree = merge_graph(image.graph, strengths.numpy())
     levels = tree.levels([tree.regions_at(height) for height in LEVELS])[:, image.regions]
-    return Scored(score_image(image.name, list(levels), image.people, boundary=True, objects=True), seconds)
+    return score_image(image.name, list(levels), image.people, boundary=True, objects=True), seconds
 
 
 class Cuts(Experiment):
@@ -205,13 +189,13 @@ class Cuts(Experiment):
         """Train a row and score it."""
         weights = None if row == "package" else train_weights(training, spectral=row == "cuts")
         with self.config.pool() as pool:
-            scored = list(pool.map(partial(score, weights=weights), images))
+            scores, seconds = zip(*pool.map(partial(score, weights=weights), images), strict=True)
         return {
-            "images": len(scored),
-            "weights": {name: float(w) for name, w in (weights._asdict() if weights else {}).items() if w is not None},
-            "border_seconds": float(np.median([one.seconds for one in scored])),
-            "scores": summarize([one.scores for one in scored]),
-            "covering": [round(float(one.scores.covering.mean(1).max()), 5) for one in scored],
+            "images": len(scores),
+            "weights": {name: float(w) for name, w in (weights or {}).items()},
+            "border_seconds": float(np.median(seconds)),
+            "scores": summarize(scores),
+            "covering": [round(float(one.covering.mean(1).max()), 5) for one in scores],
         }
 
     def summarize(self) -> None:

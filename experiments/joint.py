@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
@@ -98,20 +99,13 @@ class JointModule(ContoursModule):
         return loss + WEIGHT * cut
 
 
-class Scored(NamedTuple):
-    """Scores of a hierarchy, and boundary counts of its contours."""
-
-    scores: ImageScores
-    counts: Any
-
-
-def score(task: tuple[str, Any, list[Any]]) -> Scored:
-    """Score the contours of one image and their hierarchy."""
+def score(task: tuple[str, Any, list[Any]]) -> tuple[ImageScores, NDArray[np.int64]]:
+    """Scores of the hierarchy of one image, and boundary counts of its contours."""
     name, contours, people = task
     regions, tree = hierarchy_of(contours)
     maps = tree.levels([tree.regions_at(height) for height in LEVELS])[:, regions]
     counts = contour_counts(contours, people, thresholds=len(LEVELS))
-    return Scored(score_image(name, list(maps), people, boundary=True), counts)
+    return score_image(name, list(maps), people, boundary=True), counts
 
 
 class Joint(Experiment):
@@ -150,13 +144,13 @@ class Joint(Experiment):
             for one in self.config.limited(BSDS(root, self.config.images))
         ]
         with self.config.pool() as pool:
-            scored = list(pool.map(score, tasks))
-        contours = boundary_scores([one.counts for one in scored])
+            scores, counts = zip(*pool.map(score, tasks), strict=True)
+        contours = boundary_scores(counts)
         return {
-            "images": len(scored),
-            "scores": summarize([one.scores for one in scored])
+            "images": len(scores),
+            "scores": summarize(scores)
             | {name.replace("boundary", "contours"): value for name, value in contours.items()},
-            "covering": [round(float(one.scores.covering.mean(1).max()), 5) for one in scored],
+            "covering": [round(float(one.covering.mean(1).max()), 5) for one in scores],
         }
 
     def summarize(self) -> None:
