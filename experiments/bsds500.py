@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -106,36 +106,30 @@ COLUMNS = {
 }
 
 
-class Published(NamedTuple):
-    """Published numbers on the 200 test images after training on train and val."""
-
-    source: str
-    scores: dict[str, float]
-
-
+#: Published numbers on the 200 test images after training on train and val, with their source.
 PUBLISHED = {
-    "gPb-owt-ucm": Published(
+    "gPb-owt-ucm": (
         "Arbelaez, Maire, Fowlkes, Malik, PAMI 2011; objects: Pont-Tuset, Marques, CVPR 2013",
         {"covering_ods": 0.59, "covering_ois": 0.65, "covering_best": 0.74, "boundary_ods": 0.726,
          "boundary_ois": 0.760, "objects_ods": 0.348},
     ),
-    "PMI": Published(
+    "PMI": (
         "Isola, Zoran, Krishnan, Adelson, ECCV 2014",
         {"covering_ods": 0.61, "covering_ois": 0.66, "covering_best": 0.76},
     ),
-    "MCG": Published(
+    "MCG": (
         "Pont-Tuset, Arbelaez, Barron, Marques, Malik, PAMI 2017",
         {"covering_ods": 0.61, "covering_ois": 0.66, "boundary_ods": 0.747, "objects_ods": 0.380},
     ),
-    "Hierarchical merge trees": Published(
+    "Hierarchical merge trees": (
         "Liu, Seyedhosseini, Tasdizen, TIP 2016", {"covering_ods": 0.63, "covering_ois": 0.68}
     ),
-    "LEP": Published("Zhao, BMVC 2015", {"objects_ods": 0.417}),
-    "COB": Published(
+    "LEP": ("Zhao, BMVC 2015", {"objects_ods": 0.417}),
+    "COB": (
         "Maninis, Pont-Tuset, Arbelaez, Van Gool, PAMI 2018",
         {"boundary_ods": 0.795, "boundary_ois": 0.820, "objects_ods": 0.419},
     ),
-    "People": Published("Arbelaez, Maire, Fowlkes, Malik, PAMI 2011", {"contours_ods": 0.803}),
+    "People": ("Arbelaez, Maire, Fowlkes, Malik, PAMI 2011", {"contours_ods": 0.803}),
 }  # fmt: skip
 
 
@@ -263,8 +257,8 @@ class Bsds500(Experiment):
         """Write the scores and the published ones."""
         config = self.config
         body: list[list[Any]] = [
-            [name, "200 of test", "", "", *(one.scores.get(n) for n in COLUMNS.values()), one.source]
-            for name, one in PUBLISHED.items()
+            [name, "200 of test", "", "", *(scores.get(n) for n in COLUMNS.values()), source]
+            for name, (source, scores) in PUBLISHED.items()
         ]
         used: list[Run] = []
         for row in self.chosen:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -190,20 +190,12 @@ class Table2(Experiment):
 
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
-        last: Any = None
-        network: tuple[DeepNCuts, dict[str, Any]]
-
-        def score(row: Row, seed: int) -> dict[str, Any]:
-            nonlocal last, network
-            key = row.preset, row.variant, row.zoom, seed
-            if key != last:
-                last, network = key, self.model(row, seed)
-            return self.score(row, *network, seed)
-
+        network = lru_cache(1)(self.model)  # rows with one network follow each other
         for seed in self.config.seeds:
             for row in self.chosen.values():
                 if row.preset or row.variant:
-                    work = partial(score, row, seed)
+                    key = row.preset, row.variant, row.zoom, seed
+                    work = lambda row=row, key=key: self.score(row, *network(*key), key[-1])  # noqa: E731
                     run = self.results.run(row.key, "seed", seed, self.provenance(row, seed), work)
                     scores = run["metrics"]["scores"]
                     log.info("%-40s %.4f (%.4f)", f"{row.key} {seed}", scores["paper_best"], scores["paper_average"])
@@ -236,22 +228,22 @@ class Table2(Experiment):
         data = runs.data_hash(config.data.folder(), splits)
         return {"configuration": configuration, "data": data, "weights": weights, "device": config.device}
 
-    def model(self, row: Row, seed: int) -> tuple[DeepNCuts, dict[str, Any]]:
+    def model(self, preset: str, variant: str, zoom: float, seed: int) -> tuple[DeepNCuts, dict[str, Any]]:
         """The network of a row on its device, trained if it has a preset, and the training's speed and curves."""
         training: dict[str, Any] = {}
-        if row.preset:
-            recipe = self.recipe(row.preset, seed)
+        if preset:
+            recipe = self.recipe(preset, seed)
             seed_all(seed)
             module, data = build(recipe)
-            run = fit(recipe, module, data, name=row.preset)
+            run = fit(recipe, module, data, name=preset)
             model = module.model
             if rate := runs.training_rate(run):
                 training["training"] = round(rate, 1)
             if seed == self.config.seeds[0]:
                 training["curve"] = training_curve(run.read_metrics())
         else:
-            model = DeepNCuts(variant=row.variant, head="none", zoom=row.zoom)
-            load_start(model, VARIANTS[row.variant]["backbone"], self.config.weights or "imagenet")
+            model = DeepNCuts(variant=variant, head="none", zoom=zoom)  # type: ignore[arg-type]
+            load_start(model, VARIANTS[variant]["backbone"], self.config.weights or "imagenet")
         model = model.to(self.config.device)
         return model.to(memory_format=model.backbone.memory_format), training  # type: ignore[call-overload]
 

@@ -82,13 +82,13 @@ def test_the_table_of_a_whole_command(done):
 
 
 def test_finished_runs_are_not_repeated(done, monkeypatch):
-    monkeypatch.setattr(Table2, "model", None)  # would fail if it were called
+    monkeypatch.setattr(Table2, "model", lambda *arguments: 1 / 0)
     table2.main(done)
 
 
 def test_a_group_is_trained_once_and_only_for_missing_rows(tmp_path, cache, monkeypatch):
     trained = []
-    monkeypatch.setattr(Table2, "model", lambda self, group, seed: trained.append(group.preset) or (None, {}))
+    monkeypatch.setattr(Table2, "model", lambda self, preset, *rest: trained.append(preset) or (None, {}))
     scores = {"scores": {"paper_best": 0.5, "paper_average": 0.4}, "per_image": {}}
     monkeypatch.setattr(Table2, "score", lambda self, row, model, training, seed: dict(scores))
     config = small(tmp_path, cache, rows=(DEEP, SPAN), seeds=(0,))
