@@ -22,13 +22,14 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
 
 from matbackprop.errors import ConfigurationError, DataError, ShapeError
 from matbackprop.vision.configuration import Count, configuration, to_json
 from matbackprop.vision.data.bsds import BSDS, find_root
 from matbackprop.vision.data.cache import cache_key
-from matbackprop.vision.devices import choose_device, processors
+from matbackprop.vision.devices import processors
 from matbackprop.vision.files import atomic_write
 from matbackprop.vision.metrics import paired_bootstrap
 from matbackprop.vision.models.backbones.published import find_weights
@@ -120,9 +121,10 @@ class ExperimentConfig:
     override: tuple[str, ...] = ()
 
     @property
-    def device(self) -> str:
-        """Kind of device that runs use."""
-        return choose_device(self.accelerator).type
+    def device(self) -> Literal["cuda", "cpu"]:
+        """Kind of device that runs use. It need not be available to rebuild a table."""
+        gpu = torch.cuda.is_available() if self.accelerator == "auto" else self.accelerator == "gpu"
+        return "cuda" if gpu else "cpu"
 
     def engine(self, run: str, seed: int, **fields: Any) -> dict[str, Any]:
         """Engine fields of a training in the run folder ``run`` that keeps only its metrics."""
