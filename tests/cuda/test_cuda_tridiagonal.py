@@ -152,6 +152,7 @@ def test_shared_memory_fits_a_block():
         assert plan.shared_bytes(1) <= limit
 
 
+@pytest.mark.slow
 def test_unconverged_secular_equations_become_nan():
     """With one step for each root, matrices that need a merge become NaN as a whole; the diagonal one needs none."""
     x = torch.randn(40, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -131,6 +131,7 @@ def test_bad_input(call, error):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("n", [4, 5, 16, 40])
 def test_singular_matrices_are_rejected_regardless_of_their_pivots(n, dtype):
     """Regression: in up to 24 % of them all pivots exceed the rounding error, in one of 1,000 by a factor of 2,000."""

@@ -65,6 +65,7 @@ def test_compilation_and_vmap_with_annotators_weights_and_packing(name):
     torch.testing.assert_close(several[0], plain.grad)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", NAMES)
 def test_wide_spectra_are_refined_in_every_mode(name):
     """At a singular ratio of 1e-6 a Gram matrix determines gradients to 1e-4 only."""

@@ -30,7 +30,7 @@ SOME = (*COMPLEX, *COMPOSED, "generalized_matrix_function")
 COMPILED = [case for case in TRACED if not (case.complex or case.composed) or case.name in SOME]
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize("case", COMPILED, ids=case_id)
 def test_fullgraph_equals_eager(case, compile_backend, device, dtype):
     inputs = [t.requires_grad_() for t in case.inputs("separated", device, dtype)]

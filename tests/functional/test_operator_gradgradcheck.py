@@ -14,7 +14,7 @@ def _one(case, spectrum, device):
     return tuple(t[1:].requires_grad_() for t in case.inputs(spectrum, device))
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(12)
 @pytest.mark.parametrize(("case", "spectrum"), [c for c in SPECTRA_OF_CASES if c[0].orders > 1], ids=case_id)
 def test_gradgradcheck(case, spectrum, device):
     fast = case.complex or case.composed

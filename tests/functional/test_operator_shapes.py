@@ -27,6 +27,7 @@ def test_any_leading_dimensions(case, device, dtype):
             torch.testing.assert_close(entry, expected)
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 3, 3)])
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_empty_batches(case, shape, device):
@@ -93,6 +94,7 @@ def test_meta(case):
         assert (out.shape, out.dtype) == (expected.shape, expected.dtype)
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", [case for case in CASES if case.traced], ids=case_id)
 def test_fake_tensors(case):
     """Fake tensors as in torch.export and shape propagation."""
@@ -105,6 +107,7 @@ def test_fake_tensors(case):
     assert [(g.shape, g.dtype) for g in grads] == shapes
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_deterministic(case, dtype):
     """Values and gradients are bitwise reproducible, also in torch's deterministic mode."""
@@ -117,6 +120,7 @@ def test_deterministic(case, dtype):
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_operators_do_not_write_into_their_inputs(case, device):
     inputs = case.inputs("separated", device)

@@ -10,6 +10,7 @@ from matbackprop import eigh, matrix_log, matrix_power, second_order_pool, svd
 from matbackprop.errors import OrderError
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", TRACED, ids=case_id)
 def test_vmap_equals_the_batch(case, device, dtype):
     inputs = case.inputs("separated", device, dtype)
@@ -17,6 +18,7 @@ def test_vmap_equals_the_batch(case, device, dtype):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", TRACED, ids=case_id)
 def test_per_sample_gradients(case, device, dtype):
     inputs = case.inputs("separated", device, dtype)
@@ -25,6 +27,7 @@ def test_per_sample_gradients(case, device, dtype):
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", TRACED, ids=case_id)
 def test_a_batch_of_inputs_with_one_constant_tangent(case):
     inputs = case.inputs("separated")
@@ -34,6 +37,7 @@ def test_a_batch_of_inputs_with_one_constant_tangent(case):
     torch.testing.assert_close(mapped, torch.stack(expected))
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize(("case", "spectrum"), SPECTRA_OF_CASES, ids=case_id)
 def test_forward_mode_equals_reverse_mode(case, spectrum, device):
     inputs = case.inputs(spectrum, device)
@@ -43,6 +47,7 @@ def test_forward_mode_equals_reverse_mode(case, spectrum, device):
     torch.testing.assert_close(forward, reverse)
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", [case for case in TRACED if case.orders > 1], ids=case_id)
 def test_autograd_through_a_pullback(case):
     """torch.func.vjp inside, ordinary autograd outside: the second derivative of autograd alone."""
@@ -63,6 +68,7 @@ def test_autograd_through_a_pullback(case):
 
 @pytest.mark.quick(8)
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("case", TRACED, ids=case_id)
 def test_linearization_equals_forward_mode(case):
     """torch.func.linearize records the operations of forward mode, and values cannot be read."""

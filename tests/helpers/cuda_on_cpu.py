@@ -2,10 +2,11 @@
 
 import ctypes
 import functools
+import hashlib
+import os
 import re
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,11 @@ _launched: list[str] = []
 
 
 @functools.cache
-def _folder() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="matbackprop-kernels-")
-
-
-@functools.cache
 def compiled(source: Source, **choices: Constant) -> "Kernels":
-    """Compile a source once for each choice of definitions. Skip the test if there is no compiler."""
+    """Compile a source once for each choice of definitions, for all processes of the tests.
+
+    Skip the test if there is no compiler.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("needs g++ to compile the kernels for the CPU")
@@ -35,12 +34,16 @@ def compiled(source: Source, **choices: Constant) -> "Kernels":
         names = ", ".join(re.findall(r"(\w+)\s*(?:,|$)", parameters))
         launchers += f'extern "C" void launch_{name}(int threads, {parameters}) {{\n'
         launchers += f"    launch(threads, [=] {{ {name}({names}); }});\n}}\n"
-    stem = tempfile.mkdtemp(dir=_folder().name)
-    file, library = Path(stem) / "kernels.cpp", Path(stem) / "kernels"
-    file.write_text(f'#include "cuda_on_cpu.h"\n{text}\n{launchers}')
+    text = f'#include "cuda_on_cpu.h"\n{text}\n{launchers}'
     options = [f"-D{name}={value}" for name, value in (source.constants | choices).items()]
-    command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", "-shared", "-fPIC", *options]
-    subprocess.run([*command, f"-I{Path(__file__).parent}", file, "-o", library, "-lpthread"], check=True)
+    folder = Path(os.environ["MATBACKPROP_CACHE"])  # removed after the tests
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / hashlib.sha256(" ".join([text, *options]).encode()).hexdigest()
+    if not library.exists():
+        command = [compiler, "-O1", "-std=c++17", "-w", "-fpermissive", "-shared", "-fPIC", *options]
+        command += [f"-I{Path(__file__).parent}", "-x", "c++", "-", "-o", f"{library}-{os.getpid()}", "-lpthread"]
+        subprocess.run(command, input=text, text=True, check=True)
+        os.replace(command[-2], library)
     return Kernels(library)
 
 

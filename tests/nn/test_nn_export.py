@@ -73,7 +73,8 @@ def test_torch_export_has_no_decomposition(name):
     torch.testing.assert_close(program.module()(IMAGES), model(IMAGES), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["head", pytest.param("replaced pool", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_onnx_file_gives_the_same_results(name, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")

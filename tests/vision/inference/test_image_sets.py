@@ -51,6 +51,7 @@ def test_files_are_segmented_like_single_images_and_bad_ones_are_reported(files,
     compare(results, files, model)
 
 
+@pytest.mark.slow
 def test_batches_and_processes_give_the_maps_of_single_images(files):
     model = contour_network()
     with Workers(2).start(image_sets.MODULES) as pool:

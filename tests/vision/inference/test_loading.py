@@ -46,6 +46,7 @@ def test_the_small_network_segments():
     assert agreement > 0.7
 
 
+@pytest.mark.slow
 def test_loading_the_networks_does_not_import_the_compiler():
     """torch._dynamo takes seconds and 130 MB."""
     code = (

@@ -1,8 +1,11 @@
 """The demonstration trains both systems, writes their reports and segments photographs."""
 
+import pytest
+
 from matbackprop.vision.training.demo import DemoConfig, main
 
 
+@pytest.mark.slow
 def test_both_systems_are_trained_and_shown(tmp_path, capsys):
     folder = tmp_path / "run"
     document = main(DemoConfig(run=folder, images=20, epochs=2))
