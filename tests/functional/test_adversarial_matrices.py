@@ -39,30 +39,19 @@ def _caught(numbers):
     return {dtype: (found[True], found.total()) for dtype, found in counts.items()}
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [range(0, 2 * len(ROWS), 11), pytest.param(range(4 * len(ROWS)), marks=pytest.mark.slow)],
-    ids=["few", "many"],
-)
-def test_mutated_answers_are_called_wrong(numbers):
+def test_mutated_answers_are_called_wrong():
     """Answers times 1.1, negated, transposed, or without their diagonal."""
-    counts = _caught(numbers)
+    counts = _caught(range(0, 2 * len(ROWS), 11))
     assert {"float64", "float32", "bfloat16"} <= set(counts)
     for dtype, (found, total) in counts.items():
         assert found >= 0.95 * total, (dtype, found, total)
 
 
 def _problem(name, kind, mode="eager", dtype=torch.float64, orders=2, call=None):
-    """The first problem of a row and kind with at least three rows and an ordinary scale."""
-    index = next(i for i, row in enumerate(ROWS) if row.name == name)
-    for number in range(index, 10**6, len(ROWS)):
-        problem, drawn = adversarial.make(0, number, mode)
-        sizes = [np.abs(a).max() for a in problem.arrays if a.size]
-        fits = drawn == kind and set(problem.dtypes) == {dtype} and not problem.is_complex
-        if fits and len(problem.arrays[0]) > 2 and 0.01 < max(sizes) < 100:
-            problem.row = replace(problem.row, orders=orders, call=call or problem.row.call)
-            return problem
-    raise LookupError(name)
+    """A problem with another operator."""
+    problem = adversarial.find(name, kind, mode, dtype)
+    problem.row = replace(problem.row, orders=orders, call=call or problem.row.call)
+    return problem
 
 
 @pytest.mark.parametrize(

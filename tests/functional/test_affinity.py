@@ -3,21 +3,9 @@
 import pytest
 import torch
 
-from helpers.cuts import features, lambda_matrix, regions
+from helpers.cuts import features, regions
 from matbackprop import affinity, normalized_affinity, normalized_cut_value
 from matbackprop.errors import DomainError, LabelError, NonFiniteError, ShapeError, SymmetryError
-
-
-def test_affinity():
-    f, lam = features(2, 5, 3), lambda_matrix(3)
-    torch.testing.assert_close(affinity(f), f @ f.mT)
-    torch.testing.assert_close(affinity(f, lam), f @ lam @ f.mT)
-
-
-def test_affinity_gradient_of_a_nonsymmetric_lambda_is_corrected():
-    f, lam, g = features(6, 3).requires_grad_(), lambda_matrix(3), torch.rand(6, 6, dtype=torch.float64)
-    (affinity(f, lam) * g).sum().backward()
-    torch.testing.assert_close(f.grad, g @ f @ lam.mT + g.mT @ f @ lam)
 
 
 def test_normalized_affinity_and_target():
@@ -40,16 +28,6 @@ def test_zero_degrees_give_zero_rows_and_no_gradient():
     assert (omega[:, 2] == 0).all()
     (m.sum() + omega.sum()).backward()
     assert torch.isfinite(w.grad).all()
-
-
-def test_cut_is_k_minus_the_trace_of_bach_and_jordan():
-    w, labels = affinity(features(12, 4)), regions(12, k=3)
-    e = torch.nn.functional.one_hot(labels).double()
-    degree = w.sum(-1)
-    z = degree.sqrt().unsqueeze(-1) * e
-    z = z / z.norm(dim=0)
-    expected = 3 - (z.mT @ normalized_affinity(w) @ z).trace()
-    torch.testing.assert_close(normalized_cut_value(w, labels), expected)
 
 
 def test_cut_of_separate_groups_is_zero_and_ignored_rows_do_not_count():

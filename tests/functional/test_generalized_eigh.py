@@ -8,7 +8,6 @@ import torch
 from helpers import truth
 from helpers.matrices import symmetric
 from matbackprop import (
-    eigh,
     generalized_eigh,
     generalized_matrix_function,
     matrix_function,
@@ -21,35 +20,6 @@ from matbackprop.errors import DomainError, NumericalError, ShapeError, TieError
 
 A = symmetric((-1.0, 0.5, 1.2, 2.1), 2, seed=1)
 B = symmetric((0.3, 0.7, 1.0, 4.0), 2, seed=2)
-
-
-def test_values_and_vectors_equal_scipy():
-    values, vectors = generalized_eigh(A, B)
-    for i in range(2):
-        expected, _ = scipy.linalg.eigh(A[i].numpy(), B[i].numpy())
-        torch.testing.assert_close(values[i], torch.from_numpy(expected))
-    torch.testing.assert_close(A @ vectors, B @ vectors * values.unsqueeze(-2))
-    torch.testing.assert_close(vectors.mT @ B @ vectors, torch.eye(4, dtype=torch.float64).expand(2, 4, 4))
-    torch.testing.assert_close(nn.GeneralizedEigh()(A, B).eigenvalues, values)
-
-
-def test_identity_as_b_gives_eigh():
-    a = A.clone().requires_grad_()
-    eye = torch.eye(4, dtype=torch.float64).expand(2, 4, 4)
-    one, other = generalized_eigh(a, eye), eigh(a)
-    torch.testing.assert_close(one.eigenvalues, other.eigenvalues)
-    target = torch.arange(4.0, dtype=torch.float64)
-    grads = [
-        torch.autograd.grad((pairs[1].square() @ target).sum() + pairs[0].sin().sum(), a)[0] for pairs in (one, other)
-    ]
-    torch.testing.assert_close(*grads)
-
-
-def test_generalized_eigenvalues_are_scale_invariant():
-    """Euler: λ is homogeneous of degree 0 in (A, B), so its gradients are orthogonal to (A, B)."""
-    a, b = A.clone().requires_grad_(), B.clone().requires_grad_()
-    g_a, g_b = torch.autograd.grad(generalized_eigh(a, b).eigenvalues[:, 1].sum(), (a, b))
-    torch.testing.assert_close((g_a * a + g_b * b).sum((-2, -1)), torch.zeros(2, dtype=torch.float64))
 
 
 def test_ties_and_bad_pencils():

@@ -1,26 +1,11 @@
 """Inverse roots for preconditioners: values with many digits, damping, singular statistics."""
 
-import mpmath
 import pytest
 import torch
 
 from helpers.matrices import generator, rank_deficient, symmetric
-from helpers.reference import matrix_function_mpmath
-from matbackprop import inverse_root, matrix_power, nn
+from matbackprop import inverse_root, nn
 from matbackprop.errors import DomainError, NumericalError
-
-
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 1.82])
-@pytest.mark.parametrize("spectrum", ["separated", "repeated", "near_repeated", "ill_conditioned"])
-def test_values_against_mpmath(p, spectrum):
-    """The error is that of one rounding of A: u·‖A‖·max|g'|."""
-    a = symmetric(spectrum)
-    expected = torch.from_numpy(
-        matrix_function_mpmath(a.numpy(), lambda x: (x + mpmath.mpf(1e-3)) ** (-1 / mpmath.mpf(p)))
-    )
-    values = torch.linalg.eigvalsh(a)
-    slope = (values[0] + 1e-3) ** (-1 / p - 1) / p
-    assert (inverse_root(a, p, eps=1e-3) - expected).norm() <= 50 * 2.3e-16 * values[-1] * slope + 1e-15
 
 
 def test_power_inverts_the_root():
@@ -50,15 +35,6 @@ def test_singular_statistics_are_accepted(dtype):
         inverse_root(a, 4)
     with pytest.raises(DomainError, match=r"1 of 2 matrices have one down to -0\.5 after damping"):
         inverse_root(torch.stack([torch.eye(2), torch.diag(torch.tensor([1.0, -1.0]))]), 2, eps=0.5)
-
-
-def test_gradient_equals_that_of_the_power_of_the_damped_matrix():
-    a = symmetric("repeated", 2).requires_grad_()
-    target = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
-    (ours,) = torch.autograd.grad((inverse_root(a, 3, eps=0.2) * target).sum(), a)
-    eye = torch.eye(4, dtype=torch.float64)
-    (power,) = torch.autograd.grad((matrix_power(a + 0.2 * eye, -1 / 3) * target).sum(), a)
-    torch.testing.assert_close(ours, power)
 
 
 @pytest.mark.parametrize("bad", [0, -2, float("nan"), float("inf"), True, "4"])

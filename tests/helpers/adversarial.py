@@ -204,6 +204,22 @@ def make(seed: int, number: int, mode: str | None = None, device: str = "cpu") -
     return Problem(row, arrays, partners, dtypes, draw.options, mode, layout, rng, device), kind
 
 
+def find(
+    name: str, kind: str, mode: str = "eager", dtype: torch.dtype = torch.float64, is_complex: bool = False
+) -> Problem:
+    """The first problem of a row and kind with an ordinary scale and three rows, or columns if no problem has them."""
+    index = next(i for i, row in enumerate(ROWS) if row.name == name)
+    for side in (0, -1):
+        for number in range(index, 4000 * len(ROWS), len(ROWS)):
+            problem, drawn = make(0, number, mode)
+            if drawn != kind or set(problem.dtypes) != {dtype} or problem.is_complex != is_complex:
+                continue
+            largest = max(np.abs(a).max() for a in problem.arrays if a.size)
+            if problem.arrays[0].shape[side] > 2 and 0.01 < largest < 100 and problem.options.get("rank") != 0:
+                return problem
+    raise LookupError(name)
+
+
 def record(seed: int, number: int, mutations: bool = True, device: str = "cpu") -> dict:
     """Judge the problem of a number."""
     problem, kind = make(seed, number, device=device)

@@ -98,14 +98,6 @@ def divided_difference(g, points, digits=160):
         return +table[0]
 
 
-def matrix_function_mpmath(a, g, digits=40):
-    """g(A) of a symmetric matrix with many digits, as float64."""
-    with mpmath.workdps(digits):
-        lam, u = mpmath.eigsy(mpmath.matrix(np.asarray(a, dtype=float).tolist()))
-        out = u * mpmath.diag([g(x) for x in lam]) * u.T
-        return np.array(out.tolist(), dtype=float)
-
-
 def _pool_gradient(f, g, eps, function, digits):
     """The gradient as an mpmath matrix, inside a context of that many digits."""
     g = (g + g.T) / 2
@@ -138,12 +130,3 @@ def pool_value_mpmath(f, eps, function, digits=60):
         f = _mp(f)
         lam, u = mpmath.eigsy(f.T * f + mpmath.mpf(eps) * mpmath.eye(f.cols))
         return np.array((u * mpmath.diag([function(x) for x in lam]) * u.T).tolist(), dtype=float)
-
-
-def pool_hessian_vector_mpmath(f, g, v, eps, function, digits=80):
-    """The derivative of that gradient in the direction V, by a central difference with many digits."""
-    with mpmath.workdps(digits):
-        step = mpmath.mpf(10) ** (-digits // 4)
-        f, g, v = _mp(f), _mp(g), _mp(v)
-        forth, back = (_pool_gradient(f + sign * step * v, g, eps, function, digits) for sign in (1, -1))
-        return np.array(((forth - back) / (2 * step)).tolist(), dtype=float)

@@ -24,9 +24,8 @@ import torch
 
 from helpers.tiny_run import TinyData, assert_equal_tensors, at_step, last_checkpoint, lines, tiny_config, train
 from helpers.two_processes import run_two
-from matbackprop.errors import CheckpointError, ConfigurationError, NonFiniteError, WorkerError
+from matbackprop.errors import CheckpointError, ConfigurationError, WorkerError
 from matbackprop.vision.signals import RunInterrupted, interrupt_on_signal
-from matbackprop.vision.training.checkpoint import load_checkpoint
 from matbackprop.vision.training.run_folder import RunFolder
 from matbackprop.vision.workers import parallel_map
 
@@ -242,17 +241,6 @@ def damaged_checkpoint(folder, draw):
     assert run.metrics_path.read_bytes() == before
 
 
-def changed_configuration(folder, draw):
-    """Another configuration is rejected, with the field that differs."""
-    name, value = draw.choice([("batch", 8), ("dropout", 0.1), ("seed", 9), ("gradient_clip", 0.5)])
-    run = RunFolder(folder / "run")
-    _killed_at(run, draw.randrange(1, STEPS))
-    options = {**OPTIONS, name: value}
-    ended = in_process(tiny_config(run.path, **options, pause=0.005, resume=True))
-    assert ended.code == 2 and ended.said.startswith(ConfigurationError.__name__) and name in ended.said
-    assert_resumes(run, pause=0.005)
-
-
 def _killed_at(run, step):
     def kill(process, run):
         wait_for_step(process, run, step)
@@ -274,42 +262,6 @@ def two_runs_in_one_folder(folder, draw):
 
     assert in_process(tiny_config(run.path, **OPTIONS, pause=0.1), meanwhile=second).code == 0
     assert_resumes(run, pause=0.1)
-
-
-def clock_goes_backwards(folder, draw):
-    """The system clock jumps back by hours: no result changes."""
-    run, jump = RunFolder(folder / "run"), draw.uniform(1, 1e5)
-
-    def prepare():
-        real, calls = time.time, [0]
-
-        def backwards():
-            calls[0] += 1
-            return real() - jump * calls[0]
-
-        time.time = backwards
-
-    assert in_process(tiny_config(run.path, **OPTIONS), prepare).code == 0
-    assert_resumes(run)
-
-
-def bad_batch(folder, draw):
-    """A batch is not finite: the run stops at its step, and no bad checkpoint is written."""
-    run = RunFolder(folder / "run")
-    ended = in_process(tiny_config(run.path, **OPTIONS, poison=draw.randrange(24)))
-    assert ended.code == 2 and ended.said.startswith(NonFiniteError.__name__)
-    assert re.search(r"not finite at step \d+, epoch 1, batch \d", ended.said)
-    for path in run.checkpoints.iterdir():
-        assert all(torch.isfinite(t).all() for t in load_checkpoint(path)["state_dict"].values())
-
-
-def half_written_line(folder, draw):
-    """The machine stops in the middle of a line of metrics."""
-    run = RunFolder(folder / "run")
-    _killed_at(run, draw.randrange(1, STEPS))
-    with run.metrics_path.open("a") as file:
-        file.write('{"step": 99, "train/lo'[: draw.randrange(1, 22)])
-    assert_resumes(run, pause=0.005)
 
 
 def one_process_of_two_killed(folder, draw):
@@ -361,11 +313,7 @@ FAULTS = {
         read_only_folder,
         disk_full,
         damaged_checkpoint,
-        changed_configuration,
         two_runs_in_one_folder,
-        clock_goes_backwards,
-        bad_batch,
-        half_written_line,
         worker_killed,
         one_process_of_two_killed,
     )
