@@ -60,6 +60,7 @@ def test_rank_deficiency_and_zero_rows_give_zeros():
     [
         (lambda: spectral_embedding(torch.rand(5, 3), 4), DomainError),
         (lambda: spectral_embedding(torch.rand(5, 3), 0), DomainError),
+        (lambda: spectral_embedding(torch.rand(5, 3), 1.5), DomainError),
         (lambda: spectral_embedding(torch.rand(5), 1), ShapeError),
         (lambda: spectral_embedding(torch.ones(5, 3).long(), 1), DtypeError),
         (lambda: spectral_embedding(torch.full((5, 3), torch.nan), 1), NonFiniteError),

@@ -493,6 +493,8 @@ def spd_geodesic(a, b, t, metric):
     if metric == "log_euclidean":
         return exp((1 - t) * log(a) + t * log(b))
     way = (1 - t) * mpmath.eye(a.rows) + t * _transport(a, b)
+    if not 0 <= t <= 1:
+        positive(eig(way)[0])
     return way * sym(a) * way
 
 

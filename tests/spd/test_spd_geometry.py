@@ -276,6 +276,35 @@ def test_velocities_that_underflow_and_nonfinite_times_are_rejected():
     for metric in METRICS:
         with pytest.raises(NonFiniteError, match="t "):
             spd.geodesic(A, B, torch.tensor(torch.nan), metric=metric)
+        with pytest.raises(NonFiniteError, match="t "):
+            spd.geodesic(A, B, torch.inf, metric=metric)
+        with pytest.raises(ShapeError, match="t must broadcast"):
+            spd.geodesic(A, B, torch.ones(5), metric=metric)
+
+
+def test_bures_geodesics_that_leave_the_cone_are_nan_or_rejected():
+    """Where the exponential map of the velocity is."""
+    a, b = EYE.expand(2, 4, 4), torch.stack([9 * EYE, 0.9 * EYE])  # T = 3I and almost I
+    with pytest.raises(DomainError, match="leaves the positive definite matrices"):
+        spd.geodesic(a, b, -1.0, metric="bures_wasserstein")
+    times = torch.tensor([-1.0, -1.0]).double()
+    for out in (
+        spd.geodesic(a, b, -1.0, metric="bures_wasserstein", check=False),
+        torch.func.vmap(lambda a, b, t: spd.geodesic(a, b, t, metric="bures_wasserstein"))(a, b, times),
+    ):
+        assert out.isnan().all((-2, -1)).tolist() == [True, False]
+    beyond = spd.geodesic(a, b, 3.0, metric="bures_wasserstein")
+    velocity = 3 * spd.log_map(a, b, metric="bures_wasserstein")
+    torch.testing.assert_close(beyond, spd.exp_map(a, velocity, metric="bures_wasserstein"))
+
+
+@metrics
+def test_invalid_weights_of_a_mean_are_nan_for_their_matrices_alone(metric):
+    weight = torch.tensor([[1.0, 2.0], [torch.nan, 1.0], [torch.inf, 1.0], [-1.0, 3.0], [0.0, 0.0]]).requires_grad_()
+    out = spd.mean(A[:2].expand(5, 2, 4, 4), weight, metric=metric, check=False)
+    (grad,) = torch.autograd.grad(out.sum(), weight)
+    assert out.isnan().all((-2, -1)).tolist() == [False, True, True, True, True]
+    assert grad.isnan().all(-1).tolist() == [False, True, True, True, True]
 
 
 def test_bures_geodesics_from_a_nearly_singular_matrix_reach_the_end():

@@ -9,7 +9,7 @@ import torch
 
 from helpers.matrices import generator, symmetric
 from matbackprop import matrix_clamp, matrix_log, spd, vectorize_symmetric
-from matbackprop.errors import ConfigurationError, DomainError, ShapeError
+from matbackprop.errors import ConfigurationError, DomainError, NonFiniteError, ShapeError
 
 A = symmetric("separated", 3, seed=1)
 
@@ -140,6 +140,10 @@ def test_the_variance_may_be_a_number():
     assert torch.equal(by_number, spd.batch_norm(x, mean, variance=torch.tensor(0.5), scale=1.5))
     with pytest.raises(DomainError, match="eps must be positive"):
         spd.batch_norm(x, mean, eps=0.0)
+    with pytest.raises(DomainError, match="variance must not be negative"):
+        spd.batch_norm(x, mean, variance=-1.0)
+    with pytest.raises(NonFiniteError, match="scale"):
+        spd.batch_norm(x, mean, variance=1.0, scale=torch.nan)
 
 
 @pytest.mark.parametrize("n", [2, 16, 64])

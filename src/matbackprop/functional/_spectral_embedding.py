@@ -69,9 +69,9 @@ def spectral_embedding(
     """
     check_matrix(f, "f")
     m, d = f.shape[-2:]
-    if not 1 <= k <= min(m, d):
+    if not isinstance(k, int) or not 1 <= k <= min(m, d):
         raise DomainError(
-            f"k must be in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (the rank of M), got {k}. "
+            f"k must be an integer in 1 … {min(m, d)} for features of shape {tuple(f.shape)} (the rank of M), got {k}. "
             f"Use more feature channels for more eigenvectors."
         )
     check_ties(ties, None, 1.0)

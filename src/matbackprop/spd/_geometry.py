@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_floating, check_result, nan_where
+from matbackprop.checks import check_finite, check_floating, check_result, nan_where, parameter_tensor
 from matbackprop.numerics import autocast_off, eye_like, real_dtype, zero_tolerance
 from matbackprop.spd._definite import prepare_definite
 from matbackprop.spd._frechet import squared_bures_distance
@@ -113,6 +115,10 @@ def geodesic(
     Returns:
         ``(*batch, n, n)`` in the dtype of ``a``, complex if A or B is. A at t = 0 and B at t = 1.
 
+    Raises:
+        DomainError: a matrix is not positive definite, or a Bures–Wasserstein geodesic leaves the positive definite
+            matrices between [0, 1] and t.
+
     Gradient:
         First and second order with respect to A, B and t, exact at repeated eigenvalues. For ``"log_euclidean"``,
         derivatives lose digits if the condition number, after scaling to a unit diagonal, exceeds about 1e9.
@@ -128,13 +134,12 @@ def geodesic(
     x, y = given.matrices
     if isinstance(t, Tensor):
         check_floating(t, "t")
-        if given.check_values:
-            check_finite(t, "t")
-        t = t.to(device=a.device, dtype=real_dtype(x.dtype))
+        t = cast(Tensor, parameter_tensor(t, "t", x.shape[:-2], x))
+    if given.check_values:
+        check_finite(torch.as_tensor(t), "t")
     with autocast_off(a.device.type):
-        return given.result(
-            form.geodesic(x, y, t), f"{_WIDE} a point on the geodesic", "Use similar units, or reduce t."
-        )
+        what = f"{_WIDE} the geodesic leaves the positive definite matrices before t, or a point on it"
+        return given.result(form.geodesic(x, y, t), what, "Use similar units, or a t in [0, 1].")
 
 
 def exp_map(

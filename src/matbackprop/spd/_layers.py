@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_finite, check_matrix, nan_where, prepare, raise_or_nan
+from matbackprop.checks import check_finite, check_matrix, check_weight_values, nan_where, prepare, raise_or_nan
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
@@ -150,7 +150,7 @@ def batch_norm(
         ``(*batch, n, n)`` in the dtype of ``x``, complex if any matrix is.
 
     Raises:
-        DomainError: ε is not positive, or a matrix is not positive definite.
+        DomainError: ε is not positive, the variance is negative, or a matrix is not positive definite.
 
     Gradient:
         First and second order with respect to all tensors, exact at repeated eigenvalues.
@@ -167,7 +167,7 @@ def batch_norm(
     """
     check_eps(eps)
     matrices = {"x": x, "mean": mean} | ({} if bias is None else {"bias": bias})
-    given = prepare_definite(matrices, check, precision)
+    given = prepare_definite(matrices, check, precision, others=(variance, scale))
     y, *rest = given.matrices
     inside = real_dtype(y.dtype)
     with autocast_off(x.device.type):
@@ -176,7 +176,8 @@ def batch_norm(
         if variance is not None:
             spread = variance if isinstance(variance, Tensor) else torch.scalar_tensor(variance, device=x.device)
             if given.check_values:
-                check_finite(spread, "variance")
+                check_weight_values(spread, "variance")
+                check_finite(torch.as_tensor(scale), "scale")
             power = scale * (spread.to(inside) + eps).rsqrt()
             power = nan_where(~spread.isfinite(), power)
             y = matrix_power(y, power, check=False, precision=inside)

@@ -251,10 +251,12 @@ def mean(
             raise SolverError("The iteration for a mean depends on values. Replace vmap by leading dimensions.")
         if weight is not None and given.check_values:
             check_weight_totals(weight)
-        elif weight is not None:
-            w = nan_where((w < 0).any(-1), w)
+        bad = None if given.bad is None else given.bad.any(-1)
+        if bad is not None:
+            wrong = ~((w >= 0).all(-1) & w.isfinite().all(-1) & (w.sum(-1) > 0))
+            bad, w = bad | wrong, torch.where(wrong.unsqueeze(-1), 1, nan_where(wrong, w))  # with gradients of NaN
         w = w / w.sum(-1, keepdim=True)
-        given = given._replace(bad=None if given.bad is None else given.bad.any(-1))
+        given = given._replace(bad=bad)
         if metric == "log_euclidean" or x.numel() == 0 or x.is_meta:
             return given.result(_log_euclidean_mean(x, w), "The mean", "Scale the matrices.")
         kind = _MEANS[metric]

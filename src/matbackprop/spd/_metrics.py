@@ -70,10 +70,6 @@ def _derivative(a: Tensor, e: Tensor, function: str) -> Tensor:
     return spectral(a, Spectrum(*batched_eigh(a.detach())), named_function(function), None, e)
 
 
-def _each(t: float | Tensor) -> float | Tensor:
-    return t[..., None, None] if isinstance(t, Tensor) else t
-
-
 class _AffineInvariant:
     def _function(self, a: Tensor, b: Tensor, function: str, t: float | Tensor | None = None) -> Tensor:
         return Reduced.of(a, b, descending(b, a)).transformed(resolve_function(function, t))
@@ -163,11 +159,11 @@ class _BuresWasserstein:
         pencil = Reduced.of(b, a, descending(a), inverse=True)
         return pencil.function(resolve_function("sqrt")), pencil
 
-    def _moved(self, a: Tensor, b: Tensor) -> Tensor:
+    def _moved(self, a: Tensor, b: Tensor) -> tuple[Tensor, Reduced]:
         """TA = (BA)^½, where T = Tᵀ > 0 and TAT = B. The terms of the derivative of a product T · A would cancel."""
         root, pencil = self._root(a, b)
         half = torch.linalg.solve_triangular(pencil.lower.mH, root, upper=True)
-        return pencil.v @ half @ pencil.lower.mH @ pencil.w.mH
+        return pencil.v @ half @ pencil.lower.mH @ pencil.w.mH, pencil
 
     def squared_distance(self, a: Tensor, b: Tensor) -> Tensor:
         # ‖L_A − L_B U‖² with the best orthogonal U, because the traces of the usual formula cancel for close matrices.
@@ -187,8 +183,12 @@ class _BuresWasserstein:
 
     def geodesic(self, a: Tensor, b: Tensor, t: float | Tensor) -> Tensor:
         # ((1 − t)I + tT)A((1 − t)I + tT) without the product TAT, which is B
-        t, moved = _each(t), self._moved(a, b)
-        return (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH)
+        moved, pencil = self._moved(a, b)
+        t = torch.as_tensor(t, dtype=real_dtype(a.dtype), device=a.device)[..., None, None]
+        # congruent to (1 − t)I + tT
+        way = (1 - t) * pencil.w.mH @ pencil.w + t * torch.diag_embed(pencil.values.sqrt())
+        left = ((t < 0) | (t > 1)).squeeze((-2, -1)) & (torch.linalg.cholesky_ex(way.detach()).info != 0)
+        return nan_where(left, (1 - t) ** 2 * a + t**2 * b + t * (1 - t) * (moved + moved.mH))
 
     def exp_map(self, p: Tensor, v: Tensor) -> Tensor:
         way = eye_like(p) + lyapunov_by_spectrum(p, v, spectrum_of(p))
@@ -196,7 +196,7 @@ class _BuresWasserstein:
         return nan_where(~inside, symmetrize(way @ p @ way))
 
     def log_map(self, p: Tensor, q: Tensor) -> Tensor:
-        moved = self._moved(p, q) - p
+        moved = self._moved(p, q)[0] - p
         return moved + moved.mH
 
 
