@@ -308,6 +308,11 @@ class SpectralFunction:
     check_overflow: bool = False
     shapes: tuple[tuple[int, ...], ...] | None = None
 
+    @functools.cached_property
+    def checked(self) -> SpectralFunction:
+        """This function with `check_overflow`."""
+        return dataclasses.replace(self, check_overflow=True)
+
     @classmethod
     def from_derivative(
         cls,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from matbackprop.checks import check_result, prepare
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
+from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, tie_policy
 from matbackprop.numerics import autocast_off, real_dtype, symmetrize
 from matbackprop.solvers import batched_eigh
 
@@ -61,7 +61,7 @@ class _Eigh(Operation):
         lam, u, policy = saved
         if g_u is None:
             return (u * g_lam.unsqueeze(-2)) @ u.mH  # type: ignore[union-attr]
-        inner = symmetrize(policy.over_gaps(lam, u.mH @ g_u, receives_gradient(g_u, g_lam), largest_entry(g_u)))
+        inner = symmetrize(policy.over_gaps(lam, u.mH @ g_u, g_u, g_lam))
         if g_lam is not None:
             inner = inner + torch.diag_embed(g_lam)
         return u @ inner @ u.mH

@@ -35,12 +35,10 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 _NARROWER = {wide: narrow for narrow, wide in _WIDER.items()}
 
 
-def _mapped(function: Callable[[Any], Any], value: Any) -> Any:
+def _mapped(function: Callable[[Any], Any], values: Sequence[Any]) -> Any:
     """Apply a function to every leaf of nested tuples and named tuples."""
-    if not isinstance(value, tuple):
-        return function(value)
-    items = [_mapped(function, v) for v in value]
-    return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    items = [_mapped(function, v) if isinstance(v, tuple) else function(v) for v in values]
+    return type(values)(*items) if hasattr(values, "_fields") else tuple(items)
 
 
 def _converted(values: Sequence[Any], to: dict[torch.dtype, torch.dtype]) -> Any:

@@ -17,7 +17,7 @@ from matbackprop.functional._labels import gather_rows
 from matbackprop.functional._linear_solve import definite_factor
 from matbackprop.functional._matrix_function import of_known_spectrum
 from matbackprop.functional._spectrum import Spectrum
-from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, receives_gradient, tie_policy
+from matbackprop.functional._ties import TiePolicy, Ties, largest_entry, tie_policy
 from matbackprop.numerics import autocast_off, eye_like, real_dtype, symmetrize
 from matbackprop.refinement import ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
@@ -188,7 +188,7 @@ class _GeneralizedEigh(Operation):
         on_norms = torch.zeros_like(lam)
         if g_v is not None:
             within = v.mH @ g_v
-            on_s = on_s + policy.over_gaps(lam, within, receives_gradient(g_v, g_lam), largest_entry(within))
+            on_s = on_s + policy.over_gaps(lam, within, within, g_lam)
             on_norms = 0.5 * within.diagonal(dim1=-2, dim2=-1).real
         on_t = -on_s * lam.unsqueeze(-2) - torch.diag_embed(on_norms)
         return v @ symmetrize(on_s) @ v.mH, v @ symmetrize(on_t) @ v.mH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import torch
@@ -96,7 +95,7 @@ def prepared_inverse_root(
     function, exponent = power_function(-1.0 / p)
     if ready.check_values:
         check_positive(values, eps, name)
-        function = dataclasses.replace(function, check_overflow=True)
+        function = function.checked
     else:
         values = values.masked_fill(values <= 0, torch.nan)
     damped = x + torch.diag_embed(shift.unsqueeze(-1).expand(x.shape[:-1])).to(x.dtype)

@@ -141,7 +141,7 @@ def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, a
     """Raise if a label is out of range or an image has no labeled row of positive weight."""
     if labels.numel() == 0:
         return
-    low, high = int(labels.min()), int(labels.max())
+    low, high = map(int, labels.aminmax())
     if low < -1 or high >= num_labels:
         raise LabelError(
             f"labels must be in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}. "

@@ -59,6 +59,40 @@ class _Solve(Operation):
         return saved.solve(right, saved.transposed)
 
 
+class _Quotient(NamedTuple):
+    p: Tensor
+    out: Tensor
+    axes: Tensor
+
+
+class _RightSolve(Operation):
+    @staticmethod
+    def forward(p: Tensor, c: Tensor, axes: Tensor) -> Tensor:
+        return (c @ axes) @ axes.mH
+
+    @staticmethod
+    def save(inputs: tuple[Any, ...], outputs: Tensor) -> _Quotient:
+        return _Quotient(inputs[0], outputs, inputs[2])
+
+    @staticmethod
+    def adjoint(saved: _Quotient, needed: Sequence[bool], g: Tensor) -> Any:
+        p, x, axes = saved
+        y = right_solve(p, g, axes)
+        return -symmetrize(x.mH @ y) if needed[0] else None, y
+
+    @staticmethod
+    def tangent(saved: _Quotient, dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
+        p, x, axes = saved
+        right = torch.zeros_like(x) if dc is None else dc
+        return right_solve(p, right if dp is None else right - x @ dp, axes)
+
+
+def right_solve(p: Tensor, c: Tensor, axes: Tensor) -> Tensor:
+    """CP⁺ for a symmetric P, given A with P⁺ = AAᵀ as a constant, for variations of P that preserve its rank."""
+    out: Tensor = apply(_RightSolve, p, c, axes)
+    return out
+
+
 def shapes_of(matrices: dict[str, Tensor]) -> str:
     return " and ".join(f"{name} {tuple(a.shape)}" for name, a in matrices.items())
 

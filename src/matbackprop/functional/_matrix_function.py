@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -258,7 +257,7 @@ def _watched(g: BoundFunction, lam: Tensor, dtype: torch.dtype) -> BoundFunction
         if not all_finite(g.first(zero, zero)):
             fault = f"{function.name} has an infinite derivative at a matrix with an eigenvalue of zero. {_REMEDY}"
             return BoundFunction(without_derivatives(function, fault), g.p)
-    return BoundFunction(dataclasses.replace(function, check_overflow=True), g.p)
+    return BoundFunction(function.checked, g.p)
 
 
 def _check_overflow(out: Tensor, lam: Tensor, g: BoundFunction) -> None:

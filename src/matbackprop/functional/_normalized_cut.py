@@ -25,6 +25,7 @@ from matbackprop.functional._labels import (
     region_sums,
     tall_product,
 )
+from matbackprop.functional._linear_solve import right_solve
 from matbackprop.numerics import autocast_off, gram_tolerance, symmetrize
 from matbackprop.refinement import ALIGNED_TOL, ill_determined, refinement_needed
 from matbackprop.solvers import batched_eigh, batched_svd
@@ -83,7 +84,7 @@ class _RowSums(Operation):
         g_sums = f.new_zeros(*f.shape[:-2], k, d + 1) if g_sums is None else g_sums
         half = f @ symmetrize(g_gram)
         pulled, g_mass = gather_rows(g_sums, region).split([d, 1], -1)
-        g_f = 2 * a * half + b * pulled
+        g_f = torch.addcmul(b * pulled, a, half, value=2)
         if not needed[1]:
             return g_f
         return g_f, torch.cat([(f * half).sum(-1, keepdim=True), (f * pulled).sum(-1, keepdim=True), g_mass], -1)
@@ -112,28 +113,6 @@ def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
     return RowSums(gram, sums[..., :-1], sums[..., -1])
 
 
-class Inverse(Operation):
-    """C⁻¹ or C⁺, given its value P, with the variation −P dC P of an inverse."""
-
-    @staticmethod
-    def forward(c: Tensor, value: Tensor) -> Tensor:
-        return value.clone()
-
-    @staticmethod
-    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> tuple[Tensor]:
-        return (outputs,)
-
-    @staticmethod
-    def adjoint(saved: tuple[Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
-        (p,) = saved
-        return -product(product(p.mT, g), p.mT)
-
-    @staticmethod
-    def tangent(saved: tuple[Tensor], dc: Tensor, *_: None) -> Tensor:
-        (p,) = saved
-        return -product(product(p, dc), p)
-
-
 class Alignment(NamedTuple):
     """Comparison of the span of features with the span of regions, ``(*batch,)`` each."""
 
@@ -150,7 +129,7 @@ class Alignment(NamedTuple):
 def _axes(values: Tensor, vectors: Tensor, tol: float) -> tuple[Tensor, Tensor]:
     """Return eigenvectors divided by the roots of eigenvalues, zero below a tolerance, and which are nonzero."""
     kept = (values > tol * values.amax(-1, keepdim=True)) & (values > 0)
-    return vectors * inverse_or_zero(values * kept).sqrt().unsqueeze(-2), kept
+    return vectors * torch.where(kept, values, torch.inf).rsqrt().unsqueeze(-2), kept
 
 
 def align(rows: LabeledRows, tol: float, weights: Tensor | None = None) -> Alignment:
@@ -172,10 +151,7 @@ def align(rows: LabeledRows, tol: float, weights: Tensor | None = None) -> Align
         values, vectors = batched_eigh(c.detach())
         tol = ALIGNED_TOL
     axes, kept = _axes(values, vectors, tol)
-    inside = product(product(axes.mT, c), axes)  # the identity, as a function of C: P dC P would lose digits
-    s = product(s, axes)
-    solution = product(s, apply(Inverse, inside, torch.diag_embed(kept.to(c.dtype))))
-    trace = (solution * per_mass(s, n)).sum((-2, -1))
+    trace = (right_solve(c, s, axes) * per_mass(s, n)).sum((-2, -1))
     return Alignment(trace, kept.sum(-1), (n > 0).sum(-1))
 
 

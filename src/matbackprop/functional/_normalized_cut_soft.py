@@ -11,22 +11,44 @@ from torch import Tensor
 from matbackprop._torch import is_differentiated, values_checkable
 from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError
-from matbackprop.functional._function import apply, product
+from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._labels import LabeledRows, indicators, labeled_images, region_sums
-from matbackprop.functional._normalized_cut import Inverse, RowSums, per_mass, row_sums, scaled
+from matbackprop.functional._normalized_cut import RowSums, per_mass, row_sums, scaled
 from matbackprop.numerics import autocast_off, eye_like, symmetrize
 from matbackprop.refinement import SPREAD, noise_floor, refinement_needed
 from matbackprop.solvers import batched_eigh
 
 
-def _inverse(gram: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """(G + μI)⁻¹ and μ ``(*batch, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
+class _Inverse(Operation):
+    """C⁻¹, given its value P."""
+
+    @staticmethod
+    def forward(c: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def save(inputs: tuple[Tensor, Tensor], outputs: Tensor) -> tuple[Tensor]:
+        return (outputs,)
+
+    @staticmethod
+    def adjoint(saved: tuple[Tensor], needed: Sequence[bool], g: Tensor) -> Tensor:
+        (p,) = saved
+        return -product(product(p.mT, g), p.mT)
+
+    @staticmethod
+    def tangent(saved: tuple[Tensor], dc: Tensor, *_: None) -> Tensor:
+        (p,) = saved
+        return -product(product(p, dc), p)
+
+
+def _inverse(gram: Tensor, ridge: float, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(G + μI)⁻¹, G + μI and μ ``(*batch, 1, 1)``, the ridge times the trace; μ = 1 for G = 0."""
     trace = gram.diagonal(dim1=-2, dim2=-1).sum(-1)
     mu = (ridge * trace + (trace <= 0))[..., None, None]
     shifted = gram + mu * eye_like(gram)
     with without_magma(gram):
         inverse = torch.linalg.inv_ex(shifted.detach())[0]
-    return apply(Inverse, shifted, inverse), mu
+    return apply(_Inverse, shifted, symmetrize(inverse) if symmetric else inverse), shifted, mu
 
 
 def _spreads(gram: Tensor, inverse: Tensor) -> bool:
@@ -60,11 +82,10 @@ def _tall_objective(rows: LabeledRows, ridge: float) -> Tensor:
 
 def _tall_value(sums: RowSums, ridge: float) -> tuple[Tensor, Tensor]:
     c, s, n = sums
-    p, mu = _inverse(c, ridge)
-    p, eye = symmetrize(p), eye_like(c)
-    cp = eye - mu * p  # C P and S P cancel by the condition number of C: one step of refinement
+    p, shifted, mu = _inverse(c, ridge, symmetric=True)
+    cp = eye_like(c) - mu * p  # C P and S P cancel by the condition number of C: one step of refinement
     sp = product(s, p)
-    sp = sp + product(s - product(sp, c + mu * eye), p)
+    sp = sp + product(s - product(sp, shifted), p)
     trace = (sp * per_mass(s, n)).sum((-2, -1))
     return 0.5 * ((cp * cp.mT).sum((-2, -1)) + (n > 0).sum(-1)) - trace, p
 
@@ -93,7 +114,7 @@ def _thin_objective(rows: LabeledRows, ridge: float) -> Tensor:
 def _thin_value(f: Tensor, w: Tensor, e: Tensor, n: Tensor, ridge: float) -> tuple[Tensor, Tensor, Tensor]:
     """The value, FFᵀ diag(w) and P."""
     gram = product(f, f.mT) * w.unsqueeze(-2)
-    p, mu = _inverse(gram, ridge)
+    p, _, mu = _inverse(gram, ridge, symmetric=False)
     mu = mu[..., 0, 0]
     across = (product(p, e).mT * per_mass(scaled(w, e).mT, n)).sum((-2, -1))
     trace, square = p.diagonal(dim1=-2, dim2=-1).sum(-1), (p * p.mT).sum((-2, -1))

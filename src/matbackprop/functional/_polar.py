@@ -19,6 +19,7 @@ from matbackprop.checks import check_size, nan_where, prepare, raise_or_nan
 from matbackprop.cuda import polar as kernels
 from matbackprop.errors import DomainError
 from matbackprop.functional._function import Operation, apply, product
+from matbackprop.functional._linear_solve import right_solve
 from matbackprop.numerics import autocast_off, is_double, symmetrize, zero_tolerance
 from matbackprop.solvers.svd import batched_polar
 
@@ -70,28 +71,6 @@ class _SkewSolve(Operation):
         return apply(_SkewSolve, p, right, *factors)
 
 
-class _RightSolve(Operation):
-    """CP⁻¹, given the eigenvalues λ and eigenvectors V of P."""
-
-    save = staticmethod(_saved)
-
-    @staticmethod
-    def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        return c @ ((vectors / values.unsqueeze(-2)) @ vectors.mH)
-
-    @staticmethod
-    def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
-        p, x, *factors = saved
-        y = apply(_RightSolve, p, g, *factors)
-        return -symmetrize(x.mH @ y) if needed[0] else None, y
-
-    @staticmethod
-    def tangent(saved: _Saved, dp: Tensor | None, dc: Tensor | None, *_: None) -> Tensor:
-        p, x, *factors = saved
-        right = torch.zeros_like(x) if dc is None else dc
-        return apply(_RightSolve, p, right if dp is None else right - x @ dp, *factors)
-
-
 class _Known(NamedTuple):
     q: Tensor
     p: Tensor
@@ -132,10 +111,10 @@ class _Factors(Operation):
 
 def _with_outside(saved: _Known, e: Tensor, inside: Tensor, mixed: Tensor) -> Tensor:
     """QM + (I − QQᵀ) E P⁻¹, with QᵀE."""
-    q, p, *factors = saved
+    q, p, values, vectors = saved
     if q.shape[-2] == q.shape[-1]:
         return q @ mixed
-    return q @ (mixed - apply(_RightSolve, p, inside, *factors)) + apply(_RightSolve, p, e, *factors)
+    return q @ mixed + right_solve(p, e - q @ inside, vectors * values.rsqrt().unsqueeze(-2))
 
 
 def polar_factors(

@@ -83,7 +83,8 @@ class Thin(NamedTuple):
 
     def value(self, g: BoundFunction) -> Tensor:
         """g(A)."""
-        c = symmetrize((self.y * self._slope(g).unsqueeze(-1)).mH @ self.y)
+        half = (self.y * (0.5 * self._slope(g)).unsqueeze(-1)).mH @ self.y
+        c = half + half.mH
         c.diagonal(dim1=-2, dim2=-1).add_(g.value(self.eps).unsqueeze(-1))
         return c
 
@@ -159,7 +160,8 @@ class Primal(NamedTuple):
         return self.s + self.eps.unsqueeze(-1)
 
     def value(self, g: BoundFunction) -> Tensor:
-        return symmetrize((self.basis * g.value(self._lam()).unsqueeze(-2)) @ self.basis.mH)
+        half = (self.basis * (0.5 * g.value(self._lam())).unsqueeze(-2)) @ self.basis.mH
+        return half + half.mH
 
     def feature_gradient(self, g: BoundFunction, e: Tensor, f: Tensor) -> Tensor:
         h = self.basis.mH @ (e + e.mH) @ self.basis
@@ -232,7 +234,8 @@ class _Problem(NamedTuple):
     def point(self) -> Point:
         """g at A with its spectrum as a constant."""
         rows = _root_weighted(self.f.detach(), None if self.w is None else self.w.detach())
-        return Point(self.matrix(), factor(rows, self.eps.detach(), self.fine).spectrum(), self.function, self.p)
+        spectrum = factor(rows, self.eps.detach(), self.fine).spectrum()
+        return Point(self.matrix(), spectrum, _with_digits(self.function), self.p)
 
 
 class _Saved(NamedTuple):
@@ -454,14 +457,14 @@ def _pool(
     """C in the dtype of X, in torch operations."""
     x, w = _prepare_weight(weight, x)
     shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
-    g = bind_params(_with_digits(function), given, x.shape[:-2], x)
+    g = bind_params(function, given, x.shape[:-2], x)
     function, p = g.function, g.p
     if check_values:
         if w is not None:
             check_size(_root_weighted(x, w), x.dtype, "f, times the roots of the weights,", "large")
         g.check_params()
         if bool((shift > 0).all()):  # at ε = 0 some derivatives are infinite but unused
-            function = dataclasses.replace(function, check_overflow=True)
+            function = function.checked
     else:
         x = nan_where(g.bad_params(), x)
     problem = _Problem(_center(x, w) if center else x, w, shift, p, function, fine)

@@ -104,12 +104,13 @@ class TiePolicy:
         phase = within.diagonal(dim1=-2, dim2=-1).imag.unsqueeze(-2)
         return [(torch.ones_like(phase, dtype=torch.bool), self.gauge_dependent(phase, size))]
 
-    def over_gaps(self, values: Tensor, within: Tensor, used: Tensor, size: Tensor) -> Tensor:
-        """(UᵀG_U)ᵢⱼ/(λⱼ − λᵢ), given UᵀG_U, the vectors that the loss uses and the size of G_U."""
+    def over_gaps(self, values: Tensor, within: Tensor, g_vectors: Tensor, g_values: Tensor | None) -> Tensor:
+        """(UᵀG_U)ᵢⱼ/(λⱼ − λᵢ), given UᵀG_U and the gradients G_U and G_λ."""
         if not within.is_complex() and self.apart(values):
             return rates_apart(values) * within
+        size = largest_entry(g_vectors)
         out = self.invert(gaps_of(values), largest_entry(values.unsqueeze(-1))) * within
-        visible = self.visible(used, within - within.mH, size)
+        visible = self.visible(receives_gradient(g_vectors, g_values), within - within.mH, size)
         return self.enforce(out, (tied_pairs(values, self), visible), *self.phases(within, size))
 
     def rotation(self, values: Tensor, variation: Tensor, size: Tensor) -> Tensor:
