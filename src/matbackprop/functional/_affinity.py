@@ -16,6 +16,7 @@ from matbackprop.checks import (
     prepare,
 )
 from matbackprop.errors import DomainError, LabelError, ShapeError
+from matbackprop.functional._function import product
 from matbackprop.functional._labels import check_label_values, check_labels, count_labels, indicators, out_of_labels
 from matbackprop.numerics import autocast_off
 
@@ -66,6 +67,12 @@ def affinity(
         if check_values:
             check_result(out, "The affinity", "Scale the features.")
         return out
+
+
+def degrees(f: Tensor, weight: Tensor, lam: Tensor | None = None) -> Tensor:
+    """The degrees FΛFᵀw ``(*batch, m)``; products with single vectors are slower than sums."""
+    total = (weight.unsqueeze(-1) * f).sum(-2, keepdim=True)
+    return (f * (total if lam is None else product(total, lam.mT))).sum(-1)
 
 
 def negative_degrees(degree: Tensor, check_values: bool, weight: Tensor | None = None) -> Tensor | None:

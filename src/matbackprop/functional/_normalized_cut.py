@@ -15,7 +15,7 @@ from torch import Tensor
 from matbackprop._torch import values_checkable
 from matbackprop.checks import check_finite, into_range, nan_where
 from matbackprop.errors import ShapeError
-from matbackprop.functional._affinity import check_lambda, negative_degrees
+from matbackprop.functional._affinity import check_lambda, degrees, negative_degrees
 from matbackprop.functional._function import Operation, apply, product
 from matbackprop.functional._labels import (
     LabeledImages,
@@ -62,14 +62,14 @@ class _Saved(NamedTuple):
 
 
 class _RowSums(Operation):
-    """Fᵀ diag(a) F and Eᵀ[diag(b) F, c] for weights [a, b, c]. The gradient is a product and a gather."""
+    """Fᵀ diag(a) F and Eᵀ diag(b) F for weights [a, b], or [a] for both. The gradient is a product and a gather."""
 
     forward_twice = "normalized_cut"
 
     @staticmethod
     def forward(f: Tensor, weights: Tensor, region: Tensor, k: int) -> tuple[Tensor, Tensor]:
-        a, b, c = weights.split(1, -1)
-        return tall_product(a * f, f), region_sums(torch.cat([b * f, c], -1), region, k)
+        parts = [w * f for w in weights.split(1, -1)]
+        return tall_product(parts[0], f), region_sums(parts[-1], region, k)
 
     @staticmethod
     def save(inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> _Saved:
@@ -78,28 +78,27 @@ class _RowSums(Operation):
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g_gram: Tensor | None, g_sums: Tensor | None) -> Any:
         f, weights, region, k = saved
-        a, b, _ = weights.split(1, -1)
-        d = f.shape[-1]
-        g_gram = f.new_zeros(*f.shape[:-2], d, d) if g_gram is None else g_gram
-        g_sums = f.new_zeros(*f.shape[:-2], k, d + 1) if g_sums is None else g_sums
-        half = f @ symmetrize(g_gram)
-        pulled, g_mass = gather_rows(g_sums, region).split([d, 1], -1)
-        g_f = torch.addcmul(b * pulled, a, half, value=2)
+        parts = weights.split(1, -1)
+        g_gram = f.new_zeros(*f.shape[:-2], f.shape[-1], f.shape[-1]) if g_gram is None else g_gram
+        g_sums = f.new_zeros(*f.shape[:-2], k, f.shape[-1]) if g_sums is None else g_sums
+        half, pulled = f @ symmetrize(g_gram), gather_rows(g_sums, region)
+        g_f = torch.addcmul(parts[-1] * pulled, parts[0], half, value=2)
         if not needed[1]:
             return g_f
-        return g_f, torch.cat([(f * half).sum(-1, keepdim=True), (f * pulled).sum(-1, keepdim=True), g_mass], -1)
+        forms = [(f * x).sum(-1, keepdim=True) for x in (half, pulled)]
+        return g_f, torch.cat(forms, -1) if len(parts) > 1 else forms[0] + forms[1]
 
     @staticmethod
     def tangent(saved: _Saved, df: Tensor | None, dw: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
         f, weights, region, k = saved
-        a, b, c = weights.split(1, -1)
-        gram, columns = f.new_zeros(()), torch.cat([torch.zeros_like(f), torch.zeros_like(c)], -1)
+        gram, rows = f.new_zeros(()), torch.zeros_like(f)
         if df is not None:
-            gram, columns = 2 * symmetrize(tall_product(a * df, f)), torch.cat([b * df, torch.zeros_like(c)], -1)
+            parts = [w * df for w in weights.split(1, -1)]
+            gram, rows = 2 * symmetrize(tall_product(parts[0], f)), parts[-1]
         if dw is not None:
-            da, db, dc = dw.split(1, -1)
-            gram, columns = gram + tall_product(da * f, f), columns + torch.cat([db * f, dc], -1)
-        return gram, region_sums(columns, region, k)
+            parts = [w * f for w in dw.split(1, -1)]
+            gram, rows = gram + tall_product(parts[0], f), rows + parts[-1]
+        return gram, region_sums(rows, region, k)
 
 
 def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
@@ -107,10 +106,9 @@ def row_sums(rows: LabeledRows, weights: Tensor | None = None) -> RowSums:
 
     By default all three are the weights of the rows.
     """
-    if weights is None:
-        weights = rows.weight.unsqueeze(-1).expand(*rows.weight.shape, 3)
-    gram, sums = apply(_RowSums, rows.f, weights, rows.region, rows.num_labels)
-    return RowSums(gram, sums[..., :-1], sums[..., -1])
+    weights = rows.weight.unsqueeze(-1) if weights is None else weights
+    gram, sums = apply(_RowSums, rows.f, weights[..., :2], rows.region, rows.num_labels)
+    return RowSums(gram, sums, region_sums(weights[..., -1:], rows.region, rows.num_labels).squeeze(-1))
 
 
 class Alignment(NamedTuple):
@@ -250,8 +248,7 @@ def normalized_cut_j1(
     lam = None if lam is None else _lambda_per_image(images, lam)
     with autocast_off(f.device.type):
         rows = images.rows()
-        total = product(rows.f.mT, rows.weight.unsqueeze(-1))
-        degree = product(rows.f, total if lam is None else product(lam, total)).squeeze(-1)
+        degree = degrees(rows.f, rows.weight, lam)
         bad = negative_degrees(degree, images.checked, rows.weight)
         kept = rows.weight * (degree > 0)  # equivalent to the pseudoinverse of D
         weights = torch.stack([kept * inverse_or_zero(degree), kept, kept * degree], -1)  # of D^(−½)F and D^½E

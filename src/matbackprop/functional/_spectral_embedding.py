@@ -7,9 +7,8 @@ from torch import Tensor
 
 from matbackprop.checks import check_matrix, check_result, check_weight, nan_where, prepare, valid_weight
 from matbackprop.errors import DomainError
-from matbackprop.functional._affinity import negative_degrees
+from matbackprop.functional._affinity import degrees, negative_degrees
 from matbackprop.functional._eigh import positive_phase
-from matbackprop.functional._function import product
 from matbackprop.functional._row_eigh import row_eigh
 from matbackprop.functional._ties import Ties, check_ties
 from matbackprop.numerics import autocast_off, gram_tolerance, is_double
@@ -80,7 +79,7 @@ def spectral_embedding(
     with autocast_off(f.device.type):
         x, check_values, *_ = prepare(f, "f", check, precision, sizes="products", or_complex=False, others=(weight,))
         w = torch.ones_like(x[..., 0]) if weight is None else valid_weight(weight, x.dtype, check_values)
-        degree = product(x, product(x.mT, w.unsqueeze(-1))).squeeze(-1)
+        degree = degrees(x, w)
         bad = negative_degrees(degree, check_values, w)
         positive = (degree > 0).unsqueeze(-1)
         # divided, because the derivative of degree ** −½ underflows for large features
