@@ -10,6 +10,7 @@ from matbackprop.cli import run
 from matbackprop.errors import ConfigurationError
 
 
+@pytest.mark.slow
 def test_measures_prints_and_writes(tmp_path, capsys):
     arguments = ["ncuts", "--quick", "--device", "cpu", "--seconds", "0.01", "--output", str(tmp_path)]
     assert run("speed", arguments, COMMANDS) == 0
@@ -19,6 +20,7 @@ def test_measures_prints_and_writes(tmp_path, capsys):
     assert {r.suite for r in load_results(path).records} == {"ncuts"}
 
 
+@pytest.mark.slow
 def test_measures_a_subset_for_a_limited_time(tmp_path):
     options = ["decompositions", "--quick", "--device", "cpu", "--seconds", "0.01", "--output", str(tmp_path)]
     assert run("speed", [*options, "--limit", "0"], COMMANDS) == 0

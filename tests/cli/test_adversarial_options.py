@@ -104,6 +104,7 @@ def test_invalid_options_are_one_message(folder, capsys, words, said):
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
 def test_a_name_that_cannot_be_encoded_is_printed(folder, tmp_path):
     name = os.fsdecode(b"caf\xe9.png")
@@ -116,6 +117,7 @@ def test_a_name_that_cannot_be_encoded_is_printed(folder, tmp_path):
     assert (folder / "out" / os.fsdecode(b"caf\xe9-coco.json")).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs limits on files")
 @pytest.mark.parametrize(
     ("words", "file", "limit"),

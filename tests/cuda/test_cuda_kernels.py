@@ -117,8 +117,18 @@ def centered(f):
 
 
 @pytest.mark.quick(1)
-@pytest.mark.parametrize("name", ["log", "sqrt", "inv_sqrt", "inverse"])
-@pytest.mark.parametrize(("m", "d"), [(1, 1), (7, 7), (200, 5), (784, 2)])
+@pytest.mark.parametrize(
+    ("m", "d", "name"),
+    [
+        (7, 7, "log"),
+        (7, 7, "sqrt"),
+        (7, 7, "inv_sqrt"),
+        (7, 7, "inverse"),
+        (1, 1, "sqrt"),
+        (200, 5, "log"),
+        (784, 2, "log"),
+    ],
+)
 def test_primal_pool_kernels_agree_with_the_operator(m, d, name):
     f = features(m, d)
     check_pool(f, name)

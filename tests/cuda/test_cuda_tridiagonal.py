@@ -43,7 +43,7 @@ def check(a, values, vectors):
     assert ((values - expected.eigenvalues).abs() <= 20 * EPS * largest).all()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", hard_spectra(3))
 def test_decompositions_are_accurate_for_every_spectrum(kernels, name):
     a = hard_spectra(37)[name]
@@ -53,7 +53,7 @@ def test_decompositions_are_accurate_for_every_spectrum(kernels, name):
     assert (residual <= 3).all() and (defect <= 3).all() and (moved <= 1).all()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("n", [17, 32, 33, 64, 90])
 def test_decompositions_are_accurate_at_every_order(kernels, n):
     a = hard_spectra(n, batch=1)["ReLU features"]
@@ -126,6 +126,7 @@ def test_only_the_lower_triangle_is_read(kernels):
     check(a, values, vectors)
 
 
+@pytest.mark.slow
 def test_the_tridiagonal_matrix_and_its_reflections(kernels):
     """A = H_0 H_1 ... T ... H_1 H_0 with reflections I - v v^T, in leaves whose cuts were taken from the diagonal."""
     a = hard_spectra(45, batch=1)["indefinite"]

@@ -9,6 +9,7 @@ from matbackprop.vision.models.deep_o2p import RegionClassifier
 from matbackprop.vision.training.config import RegionDataConfig
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("key", Backbones.rows)
 def test_every_row_describes_a_network_and_is_compared_with_first_order_on_it(key):
     table, row = Backbones(Config()), Backbones.rows[key]

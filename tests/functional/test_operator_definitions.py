@@ -22,14 +22,14 @@ def test_answers_equal_the_definition(name):
     assert caught > 0.8  # an error of a tenth would be noticed
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", [row.name for row in ROWS if row.complex])
 def test_answers_for_complex_matrices_equal_the_definition(name):
     verdicts, _ = _check(name, "plain", is_complex=True)
     assert set(verdicts.values()) == {"exact"}
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_at_ties_equal_the_definition_or_are_refused(name):
     _check(name, "tied")

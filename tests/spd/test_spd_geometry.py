@@ -94,21 +94,6 @@ def test_bures_distance_of_close_matrices_does_not_cancel():
         assert actual == pytest.approx(float(expected), rel=max(1e-9, 1e-15 / step))
 
 
-@metrics
-def test_geodesics_have_constant_speed_and_agree_with_the_maps(metric):
-    whole = spd.distance(A, B, metric=metric)
-    for t in (0.0, 0.3, 1.0):
-        point = spd.geodesic(A, B, t, metric=metric)
-        torch.testing.assert_close(spd.distance(A, point, metric=metric), t * whole, rtol=1e-9, atol=1e-7)
-        torch.testing.assert_close(spd.distance(point, B, metric=metric), (1 - t) * whole, rtol=1e-9, atol=1e-7)
-    velocity = spd.log_map(A, B, metric=metric)
-    torch.testing.assert_close(spd.exp_map(A, velocity, metric=metric), B)
-    torch.testing.assert_close(spd.exp_map(A, 0.3 * velocity, metric=metric), spd.geodesic(A, B, 0.3, metric=metric))
-    torch.testing.assert_close(spd.log_map(A, A, metric=metric), torch.zeros_like(A), rtol=0, atol=1e-12)
-    several = spd.geodesic(A, B, torch.tensor([0.0, 1.0]), metric=metric)
-    torch.testing.assert_close(several, torch.stack([A[0], B[1]]))
-
-
 def points(*batch, m=5, n=3, seed=0):
     x = torch.randn(*batch, m, n, 2 * n, generator=generator(seed), dtype=torch.float64)
     return x @ x.mT / n

@@ -63,6 +63,9 @@ def test_batch_norm_normalizes_mean_and_variance():
     torch.testing.assert_close(spd.mean(y), torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-8)
     spread = spd.distance(torch.eye(4, dtype=torch.float64), y, squared=True).mean()
     torch.testing.assert_close(spread, torch.tensor(1.0, dtype=torch.float64), rtol=1e-3, atol=0)
+    torch.nn.init.constant_(layer.scale, 2.0)
+    wider = spd.distance(torch.eye(4, dtype=torch.float64), layer(x), squared=True).mean()
+    torch.testing.assert_close(wider, 4 * spread)
     only = spd.BatchNorm(4, dispersion=False, affine=False).double()
     assert list(only.parameters()) == []
     moved = only(x)

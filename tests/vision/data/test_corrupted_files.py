@@ -11,7 +11,7 @@ from helpers.corrupted_files import GOOD, READERS, attack, run_in_child
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs fork and /proc")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", READERS)
 def test_a_corrupted_file_is_read_or_rejected_in_one_line(name):
     for number in range(3):
