@@ -15,7 +15,6 @@ from torch.nn import functional as nnf
 
 from matbackprop.functional._normalized_cut import normalized_cut_j1, normalized_cut_j2
 from matbackprop.functional._normalized_cut_soft import normalized_cut_soft
-from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.bsds import BSDS, PreparedImage, pad_stack, prepare_images, tuning_split
 from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import NCutsConfig, NCutsDataConfig
@@ -154,8 +153,9 @@ class NCutsModule(System):
         total, f = self.loss(batch)
         self.record("train/objective", total)
         if self.step % self.config.engine.log_every == 0:
-            values = spectrum(f)
-            self.record_layer(values, f, rtol=1e-10)
+            unit = f.detach().double()
+            unit = unit / unit.flatten(1).norm(dim=1).clamp(min=1e-150)[:, None, None]  # unit trace of FᵀF
+            values = self.record_layer(unit, f, rtol=1e-10)
             self.record("layer/soft_rank", (values / (values + self.config.model.ridge / f.shape[-1])).sum(-1).mean())
         return total
 
@@ -167,14 +167,6 @@ class NCutsModule(System):
     def optimizers(self, steps: int) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         """Return AdamW with a one-cycle schedule."""
         return adamw(self.model, self.model.backbone, self.config.train, steps, warmup=0.3)
-
-
-@torch.no_grad()
-def spectrum(f: Tensor) -> Tensor:
-    """Return the ascending eigenvalues (b, d) of FᵀF at unit trace."""
-    gram = f.double().mT @ f.double()
-    gram = gram / gram.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)[..., None, None]
-    return batched_eigh(gram)[0].clamp(min=0)
 
 
 def build(config: NCutsConfig) -> tuple[NCutsModule, NCutsData]:

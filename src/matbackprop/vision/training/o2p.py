@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from matbackprop.solvers import batched_eigh
 from matbackprop.vision.data.coco_regions import ImageBatch, Regions
 from matbackprop.vision.distributed import gather
 from matbackprop.vision.models.deep_o2p import RegionClassifier, SecondOrderVector
@@ -66,7 +65,7 @@ class RegionModule(System):
         """Record rank, spectrum and gradient of the structured layer every ``log_every`` steps."""
         if not self.training or self.step % self.config.engine.log_every:
             return
-        self.record_layer(_spectrum(pooling, inputs[0].detach()[:8]), output, rtol=1e-6)
+        self.record_layer(pooling.features(inputs[0][:8]), output, rtol=1e-6)
         self.record("layer/eps", pooling.config.eps)
         if pooling.power is not None:
             self.record("layer/power", pooling.power)
@@ -113,13 +112,6 @@ class RegionModule(System):
             return 0.5 * (1 + math.cos(math.pi * min((step - warmup) / max(steps - warmup, 1), 1.0)))
 
         return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-
-
-@torch.no_grad()
-def _spectrum(pooling: SecondOrderVector, features: Tensor) -> Tensor:
-    """Return the ascending eigenvalues (b, min(m, d)) of FᵀF, without weights and ε."""
-    f = pooling.features(features).double()
-    return batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp_min(0)
 
 
 def save_predictions(run: RunFolder, module: RegionModule) -> str:

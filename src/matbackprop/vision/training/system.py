@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from matbackprop.solvers import batched_eigh
 from matbackprop.vision.training.config import AdamWConfig
 from matbackprop.vision.training.loading import EpochLoader
 
@@ -60,17 +61,20 @@ class System(nn.Module, ABC):
         """Average a scalar into the next line of metrics, over steps and processes, without synchronizing."""
         self.means.add(name, value, weight)
 
-    def record_layer(self, eigenvalues: Tensor, output: Tensor, *, rtol: float) -> None:
-        """Record rank and spectrum of a structured layer, and the norm of the gradient of its output.
+    def record_layer(self, f: Tensor, output: Tensor, *, rtol: float) -> Tensor:
+        """Record rank and spectrum of FᵀF for features (b, m, d), and the gradient norm of a layer's output.
 
-        ``eigenvalues`` (b, n) are ascending. Those below ``rtol`` times the largest do not count for the rank.
+        Eigenvalues below ``rtol`` times the largest do not count for the rank. Returns the eigenvalues, ascending.
         """
-        largest = eigenvalues[:, -1:]
-        self.record("layer/eigen_max", largest.mean())
-        self.record("layer/eigen_min", eigenvalues[:, 0].mean())
-        self.record("layer/rank", (eigenvalues > rtol * largest).double().sum(-1).mean())
+        with torch.no_grad():
+            f = f.double()
+            values = batched_eigh(f @ f.mT if f.shape[-2] < f.shape[-1] else f.mT @ f)[0].clamp(min=0)
+        self.record("layer/eigen_max", values[:, -1].mean())
+        self.record("layer/eigen_min", values[:, 0].mean())
+        self.record("layer/rank", (values > rtol * values[:, -1:]).double().sum(-1).mean())
         if output.requires_grad:
             output.register_hook(lambda g: self.record("layer/gradient_norm", g.detach().float().norm()))
+        return values
 
     def start(self, data: Any) -> None:
         """Prepare for training. Called after moving parameters to the device and loading a checkpoint."""
