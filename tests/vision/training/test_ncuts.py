@@ -23,7 +23,6 @@ from matbackprop.vision.training.ncuts import (
     NCutsData,
     NCutsModule,
     PreparedSource,
-    ShapeLoader,
     augment,
     build,
 )
@@ -55,16 +54,6 @@ def tiny(preset="smoke", **train):
 
 def build_module(config):
     return NCutsModule(config, DeepNCuts(config.model))
-
-
-def test_batches_contain_images_of_one_shape():
-    parts = [sample(f"i{i}", *((48, 64) if i % 3 else (64, 48)), seed=i) for i in range(12)]
-    images = [prepare_image(p, 16) for p in parts]
-    loader = ShapeLoader(PreparedSource(images, None, 0), 4, seed=1)
-    shapes = [{images[int(i)].size for i in batch} for batch in loader.batches(0)]
-    assert [len(s) for s in shapes] == [1, 1, 1]
-    assert sorted(torch.cat(loader.batches(0)).tolist()) == list(range(12))
-    assert not torch.equal(loader.order(0), loader.order(1)) and torch.equal(loader.order(1), loader.order(1))
 
 
 def test_batches_of_different_shapes_are_padded():

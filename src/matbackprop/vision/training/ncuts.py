@@ -66,23 +66,6 @@ class PreparedSource:
         return NCutsBatch(image, grid, self.num_labels, flip, factors)
 
 
-class ShapeLoader(EpochLoader):
-    """Loader that groups images of equal size to reduce padding."""
-
-    def order(self, epoch: int) -> Tensor:
-        """Return the seeded order, sorted by shape, with shuffled batches."""
-        order = super().order(epoch)
-        size = self.batch_size * self.world
-        if not self.shuffle or size == 1:
-            return order
-        images = self.source.images  # type: ignore[attr-defined]
-        shapes = np.array([images[int(i)].size for i in order])
-        order = order[np.lexsort((shapes[:, 1], shapes[:, 0]))]
-        whole = len(order) // size
-        chunks = torch.randperm(whole, generator=generator_for(self.seed, epoch, 0x5A))
-        return torch.cat([order[: whole * size].view(whole, size)[chunks].reshape(-1), order[whole * size :]])
-
-
 def augment(batch: NCutsBatch) -> NCutsBatch:
     """Flip images and labels, change colors and convert to floating point, on the device of the batch."""
     image, grid = batch.image.float() / 255, batch.grid
@@ -108,7 +91,7 @@ class NCutsData(Data):
 
     def train_loader(self) -> EpochLoader:
         source = PreparedSource(self.training, self.config, self.seed)
-        return ShapeLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
+        return EpochLoader(source, self.config.batch_size, seed=self.seed, threads=self.config.threads)
 
     def validation_loader(self) -> EpochLoader | None:
         """Return batches of one validation image without augmentation; None in the final split."""
