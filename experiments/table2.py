@@ -152,30 +152,22 @@ def segment_images(
     *,
     ks: Sequence[int] = CLUSTER_KS,
     space: str | None = None,
-    batch_size: int = 8,
     seed: int = 0,
     precision: torch.dtype = torch.float32,
 ) -> tuple[dict[str, NDArray[np.int32]], float]:
-    """Segment every image at its full size by clustering, as in the paper.
+    """Segment the images one by one at their full size by clustering, as in the paper.
 
     Returns:
         id → (n, h, w) label maps, and the seconds from decoded images in memory to label maps in memory.
     """
     model.eval()
     device = next(model.parameters()).device
-    half = torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
-    groups: dict[tuple[int, int], list[PreparedImage]] = {}
-    for image in images:
-        groups.setdefault(image.size, []).append(image)
-    batches = [group[s : s + batch_size] for group in groups.values() for s in range(0, len(group), batch_size)]
-    pixels = [torch.from_numpy(np.stack([image.image for image in batch])) for batch in batches]
     started = time.perf_counter()
     labels: dict[str, NDArray[np.int32]] = {}
-    for batch, stack in zip(batches, pixels, strict=True):
-        with half:
-            maps = model.cluster(stack.to(device), ks, seed=seed, space=space).labels
-        for image, one in zip(batch, maps.to(torch.int32).cpu().numpy(), strict=True):
-            labels[image.id] = one
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
+        for image in images:
+            pixels = torch.from_numpy(image.image).unsqueeze(0).to(device)
+            labels[image.id] = model.cluster(pixels, ks, seed=seed, space=space).labels[0].to(torch.int32).cpu().numpy()
     return labels, time.perf_counter() - started
 
 

@@ -4,14 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-import torch
 
 from experiments import baselines, table2
 from experiments.runs import Images
 from experiments.table2 import ROWS, Config, Table2
 from matbackprop.errors import ConfigurationError, DataError
-from matbackprop.vision.data.bsds import BSDSSample, prepare_image
-from matbackprop.vision.models.deep_ncuts import DeepNCuts
 from matbackprop.vision.training.config import NCUTS_PRESETS
 
 PLAIN, DEEP, SPAN = "ncuts-alexnet-relu5", "deepncuts-alexnet-relu5", "span-alexnet-relu5"
@@ -130,20 +127,3 @@ def test_cross_validation_scores_every_training_image_once(tmp_path, cache, monk
     recipes = [Table2(config).recipe("paper-alexnet-relu5", fold) for fold in range(5)]
     assert [(r.data.split, r.data.fold) for r in recipes] == [("tuning", fold) for fold in range(5)]
     assert "each scored by a network that was trained without it" in (config.out / "table.md").read_text()
-
-
-def test_batched_clusterings_equal_single_images():
-    generator = torch.Generator().manual_seed(0)
-    sizes = [(48, 64), (64, 48), (48, 64), (48, 64), (64, 48)]
-    samples = [
-        BSDSSample(f"i{n}", torch.rand(3, h, w, generator=generator).mul(255).byte(), [])
-        for n, (h, w) in enumerate(sizes)
-    ]
-    images = [prepare_image(one, 16) for one in samples]
-    torch.manual_seed(0)
-    model = DeepNCuts(variant="alexnet-relu5", hidden=8)
-    labels = table2.segment_images(model, images, batch_size=2)[0]
-    assert set(labels) == {one.id for one in images}
-    for one in images:
-        expected = model.cluster(torch.from_numpy(one.image)[None], (2, 3)).labels[0]
-        assert labels[one.id].dtype == np.int32 and np.array_equal(labels[one.id], expected)

@@ -196,11 +196,6 @@ class PreparedImage:
     image: NDArray[np.uint8]
     grid: NDArray[np.int16]
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return self.image.shape[1], self.image.shape[2]
-
 
 def prepare_image(sample: BSDSSample, stride: int) -> PreparedImage:
     """Resample the human maps of one sample to the grid of a stride."""

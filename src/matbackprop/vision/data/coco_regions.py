@@ -296,8 +296,6 @@ class RegionSource:
         """Read the items ``indices`` of an epoch."""
         items, regions = np.asarray(indices), self.regions
         index = self.positions[items]
-        order = np.argsort(index)  # ascending reads are faster
-        pixels = np.empty((len(index), *regions.pixels.shape[1:]), np.uint8)
-        pixels[order] = regions.pixels[index[order]]
-        parts = index, regions.labels[index], pixels, regions.sizes[index], self._placements(epoch)[items]
+        placements = self._placements(epoch)[items]
+        parts = index, regions.labels[index], np.asarray(regions.pixels[index]), regions.sizes[index], placements
         return FetchedRegions(*map(torch.from_numpy, parts))
