@@ -266,7 +266,7 @@ def two_runs_in_one_folder(folder, draw):
 
 def one_process_of_two_killed(folder, draw):
     """One of two processes is killed: the other ends by itself, and both resume exactly."""
-    options = {**OPTIONS, "items": 48, "devices": "2", "strategy": "ddp", "guard_every": 2}
+    options = {**OPTIONS, "items": 48, "devices": "2", "guard_every": 2}
     run, victim, step = RunFolder(folder / "run"), draw.randrange(2), draw.randrange(2, STEPS)
 
     def prepare(rank):

@@ -14,7 +14,7 @@ from matbackprop.vision.training.run_folder import RunFolder
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 
 
-DISTRIBUTED = {"devices": "2", "strategy": "ddp"}
+DISTRIBUTED = {"devices": "2"}
 
 
 @pytest.mark.parametrize(("items", "held_out"), [(24, 7), (27, 3)])
