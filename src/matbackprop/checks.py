@@ -167,6 +167,16 @@ def raise_or_nan(bad: Tensor, out: Tensor, check_values: bool, error: type[Numer
     return out
 
 
+def narrowed(a: Tensor, dtype: torch.dtype, name: str, check_values: bool) -> Tensor:
+    """Cast matrices. If the range of ``dtype`` is narrower, raise if they are out of it, or set them to NaN."""
+    if torch.finfo(a.dtype).max > torch.finfo(dtype).max:
+        if check_values:
+            check_size(a, dtype, name, "sums")
+        else:
+            a = nan_where(out_of_range(a, dtype, "sums"), a)
+    return a.to(dtype)
+
+
 class Prepared(NamedTuple):
     """Checked and converted matrices."""
 
@@ -223,7 +233,7 @@ def prepare(
             check_size(a, dtype, name, sizes)
     elif sizes == "large":
         x = nan_where(out_of_range(a, dtype, sizes), a)
-    x = x.to(dtype)
+    x = x.to(dtype) if sizes == "large" else narrowed(x, dtype, name, checked)
     if symmetric and not (equal and not is_differentiated(x)):
         x = symmetrize(x)
         if checked and sizes is None:

@@ -69,6 +69,37 @@ def test_float32_computation_checks_the_range_of_float32():
         torch.testing.assert_close(value, torch.tensor(0.0))
 
 
+UNDERFLOWS = {
+    "sqrt": mb.matrix_sqrt,
+    "eigh": lambda a, **o: mb.eigh(a, **o)[0],
+    "svd": lambda a, **o: mb.svd(a, **o)[1],
+    "solve": lambda b, **o: mb.linear_solve(EYE, b, **o),
+    "lstsq": lambda b, **o: mb.lstsq(EYE, b, **o),
+    "lyapunov": lambda a, **o: mb.lyapunov(a, 0 * EYE, **o),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e-42, 1e60])
+@pytest.mark.parametrize("name", UNDERFLOWS)
+def test_float64_matrices_out_of_the_range_of_float32_are_rejected_scaled_or_nan(name, scale):
+    call = UNDERFLOWS[name]
+    try:
+        out = call(scale * EYE, precision=torch.float32)
+        torch.testing.assert_close(out, call(scale * EYE), rtol=1e-5, atol=0)
+    except DomainError as error:
+        assert "float32" in str(error)
+    assert call(scale * EYE, precision=torch.float32, check=False).isnan().all()
+
+
+def test_moments_and_weights_that_underflow_give_nan_if_unchecked():
+    x, y = 1e-160 * (EYE + 0.1), 1e-160 * (EYE - 0.3)
+    assert torch.func.vmap(mb.procrustes)(x[None], y[None]).isnan().all()
+    torch.testing.assert_close(mb.procrustes(x, y), mb.procrustes(1e160 * x, 1e160 * y))
+    for scale in (1e-200, 1e200):
+        weight = torch.full((4,), scale, dtype=torch.float64)
+        assert mb.normalized_cut_j1(EYE + 0.1, LABELS, num_labels=4, weight=weight, check=False).isnan()
+
+
 def test_pooling_rejects_squares_that_overflow():
     with pytest.raises(DomainError, match="Scale it"):
         mb.second_order_pool(1e170 * EYE)

@@ -73,6 +73,8 @@ class LabeledImages(NamedTuple):
             f = nan_where(out_of_labels(self.labels, k), f)
         if not self.checked and mass is not None:
             f = nan_where(~((mass >= 0) & mass.isfinite()).all(-1), f)
+            if rescale and mass.dtype != torch.bool:
+                f = nan_where(out_of_range(mass.unsqueeze(-2), self.dtype, "products"), f)
         weight = labeled if mass is None else labeled * mass.to(self.dtype)
         return LabeledRows(f, weight, self.labels.clamp(0, k - 1).long(), k)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import is_batched
-from matbackprop.checks import check_finite, check_floating, check_same_kind, nan_where, prepare, raise_or_nan
+from matbackprop.checks import check_finite, check_floating, check_same_kind, nan_where, narrowed, prepare, raise_or_nan
 from matbackprop.cuda.cusolver import without_magma
 from matbackprop.errors import DomainError, ShapeError, SolverError
 from matbackprop.functional._function import Operation, apply
@@ -209,7 +209,8 @@ def linear_solve(
             factor = definite_factor(ready.x.detach(), a.dtype, ready.check_values, "a")
         else:
             factor, pivots = _lu_factor(ready.x.detach(), a.dtype, ready.check_values)
-        full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))
+        full, columns, vector = as_columns(ready.x, b)
+        columns = narrowed(columns, full.dtype, "b", ready.check_values)
         factor = factor.expand(full.shape)
         pivots = None if pivots is None else pivots.expand(full.shape[:-1])
         out = apply(_Solve, full, columns, factor, pivots, False)

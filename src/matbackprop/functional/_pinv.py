@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from matbackprop._torch import differentiated_again
-from matbackprop.checks import Prepared, check_finite, check_floating, check_same_kind, nan_where, out_of_range, prepare
+from matbackprop.checks import (
+    Prepared,
+    check_finite,
+    check_floating,
+    check_same_kind,
+    nan_where,
+    narrowed,
+    out_of_range,
+    prepare,
+)
 from matbackprop.functional._function import Operation, apply, product, with_derivatives_of
 from matbackprop.functional._linear_solve import as_columns
 from matbackprop.numerics import autocast_off, rank_tolerance
@@ -194,7 +203,8 @@ def lstsq(
     if ready.check_values:
         check_finite(b, "b")
     with autocast_off(a.device.type):
-        full, columns, vector = as_columns(ready.x, b.to(ready.x.dtype))
+        full, columns, vector = as_columns(ready.x, b)
+        columns = narrowed(columns, full.dtype, "b", ready.check_values)
         inverse = _of_prepared(ready, a.dtype, rtol).expand(*full.shape[:-2], a.shape[-1], a.shape[-2])
         x = product(inverse, columns)
         return (x.squeeze(-1) if vector else x).to(b.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from matbackprop.checks import check_matrix, check_weight, into_range, prepare, valid_weight
+from matbackprop.checks import check_matrix, check_weight, into_range, nan_where, out_of_range, prepare, valid_weight
 from matbackprop.errors import DtypeError, ShapeError
 from matbackprop.functional._function import product
 from matbackprop.functional._polar import polar_factors
@@ -107,6 +107,8 @@ def procrustes(
             weight = into_range(weight.unsqueeze(-2), x.dtype).squeeze(-2) if check_values else weight
             y = weight.unsqueeze(-1) * y
         moments = product(x.mH, y)
+        if not check_values:
+            moments = nan_where(out_of_range(moments, moments.dtype, "sums"), moments)
         what = "orthogonal matrix" if reflection else "rotation"
         q, _ = polar_factors(moments, not reflection, carried, check_values, f"{what} between the points")
         return q.to(carried)
