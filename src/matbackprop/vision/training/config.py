@@ -53,7 +53,8 @@ class EngineConfig:
     max_epochs: Count = 1  #: Number of epochs.
     resume: bool = False  #: Resume from the last checkpoint in the run folder, or start if there is none.
     overwrite: bool = False  #: Replace the run in the folder.
-    devices: str = "auto"  #: Number of devices, or a list: auto, 1, 8, or 0,2.
+    devices: str = "auto"  #: Number of devices per node, or a list: auto, 1, 8, or 0,2.
+    nodes: Count = 1  #: Number of nodes (with torchrun or SLURM).
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"  #: Type of device.
     #: Precision of the network. Structured layers compute in float64 by default.
     precision: Literal["32", "bf16-mixed"] = "32"

@@ -103,7 +103,7 @@ def load_weights(run: RunFolder, system: System, which: str = "best") -> Path:
 
 def _fit(run: RunFolder, engine: EngineConfig, system: System, data: Data) -> None:
     try:
-        fabric = Fabric(accelerator=engine.accelerator, devices=engine.devices)
+        fabric = Fabric(accelerator=engine.accelerator, devices=engine.devices, num_nodes=engine.nodes)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ConfigurationError(
             f"--devices {engine.devices} with --accelerator {engine.accelerator} is not available ({error}). Use auto."
