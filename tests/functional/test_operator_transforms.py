@@ -133,7 +133,7 @@ def test_forward_mode_of_the_svd_in_every_dtype_and_shape(dtype, shape):
     torch.testing.assert_close(s, torch.linalg.svdvals(a).to(dtype))
 
 
-def test_vmap_over_the_parameter_alone():
+def test_vmap_over_the_parameter_only():
     f = torch.linspace(0, 1, 12, dtype=torch.float64).reshape(3, 4)
     eps = torch.tensor([0.1, 0.2], dtype=torch.float64)
     mapped = vmap(lambda e: second_order_pool(f, eps=e))(eps)

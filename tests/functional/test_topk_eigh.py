@@ -138,7 +138,7 @@ def test_loss_depending_on_the_basis_of_the_subspace_warns():
 
 @pytest.mark.parametrize("implicit", [True, False])
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_a_tie_behind_the_last_pair(implicit, k):
+def test_a_tie_after_the_last_pair(implicit, k):
     """Eigenvalues and their gradients need no gap; gradients of the vectors of the tie are refused."""
     a = symmetric((3.0, 2.0, 2.0, 1.0)).requires_grad_()
 

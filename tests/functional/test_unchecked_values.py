@@ -339,7 +339,7 @@ def test_rounding_of_products_is_no_asymmetry(dtype):
 # --- needless refusals and crashes ---------------------------------------------------------------------------------
 
 
-def test_vmap_over_a_later_argument_alone():
+def test_vmap_over_a_later_argument_only():
     a, f = symmetric((0.5, 1.0, 1.5)), with_singular_values(4, 3, (1.0, 2.0, 3.0)).abs()
     two = torch.tensor([0.3, 0.7], dtype=torch.float64)
     weights = torch.rand(2, 4, generator=generator(0), dtype=torch.float64) + 0.1

@@ -1,4 +1,4 @@
-"""Judge the answers of an operator on one problem against a reference in arbitrary precision.
+"""Checker the answers of an operator on one problem against a reference in arbitrary precision.
 
 A `Problem` is a row of a table (an operator, its inputs and its definition in mpmath), inputs, directions and a mode of
 calling. The answers are the value, the gradient, the directional derivative and the second derivative. The definition
@@ -244,7 +244,7 @@ def rounded(a: np.ndarray, dtype: torch.dtype) -> np.ndarray:
 
 
 @dataclass
-class Told:
+class Truth:
     """The reference at one point: lists of lists of numbers, or the error why there are none."""
 
     value: object
@@ -255,7 +255,7 @@ class Told:
         return {"value": self.value, "second": self.second}.get(answer, self.first)
 
 
-def tell(problem: Problem, inputs: list, moved: list[Motion | None], step) -> Told:
+def truth_at(problem: Problem, inputs: list, moved: list[Motion | None], step) -> Truth:
     inputs = [problem.row.counted(i, x, problem) for i, x in enumerate(inputs)]
 
     def at(t):
@@ -267,13 +267,13 @@ def tell(problem: Problem, inputs: list, moved: list[Motion | None], step) -> To
     try:
         middle = at(0)
     except ArithmeticError as error:
-        return Told(error, error, error)
+        return Truth(error, error, error)
     try:
         forth, back = at(step), at(-step)
         if any(m is None for m in (*middle, *forth, *back)):
             raise Undefined("derivative")
     except ArithmeticError as error:
-        return Told(middle, error, error)
+        return Truth(middle, error, error)
     first = [[(a - b) / (2 * step) for a, b in zip(f, g, strict=True)] for f, g in zip(forth, back, strict=True)]
     second = [
         [(a - 2 * c + b) / step**2 for a, b, c in zip(f, g, m, strict=True)]
@@ -282,7 +282,7 @@ def tell(problem: Problem, inputs: list, moved: list[Motion | None], step) -> To
     least = mpf(problem.row.least)
     if any(norm(m) * step**2 > step ** mpf(0.75) * max(norm(v), least) for m, v in zip(second, middle, strict=True)):
         first = second = Undefined("derivative")  # a jump, or a pole of the derivative
-    return Told(middle, first, second)
+    return Truth(middle, first, second)
 
 
 def _along(problem, x, motion, t):
@@ -418,24 +418,24 @@ def numbers(t: torch.Tensor) -> list[float]:
 
 
 @dataclass
-class Judge:
+class Checker:
     """Evaluates the reference of a problem once and judges answers."""
 
     problem: Problem
     moved: list
     step: object
-    tells: list[Told] = field(default_factory=list)
+    truths: list[Truth] = field(default_factory=list)
     note: str = ""
 
     def __post_init__(self):
         inputs = [self.problem.exact, *(perturbed(self.problem, by, seed) for by, seed in self.changes)]
-        self.tells = [tell(self.problem, x, self.moved, self.step) for x in inputs]
+        self.truths = [truth_at(self.problem, x, self.moved, self.step) for x in inputs]
 
     changes = ((1, 1), (8, 2), (-8, 2))
 
     def sizes(self, k: int) -> list:
         """The sizes of output k of the value at and near the inputs; 0 if there is none."""
-        values = [t.value[k] for t in self.tells if not isinstance(t.value, ArithmeticError)]
+        values = [t.value[k] for t in self.truths if not isinstance(t.value, ArithmeticError)]
         return [norm(m) for m in values if m is not None] or [mpf(0)]
 
     def noise(self, k: int):
@@ -451,15 +451,15 @@ class Judge:
         return 1e-3 if self.problem.row.seen is as_is else 0.0
 
     @cached_property
-    def far(self) -> list[Told]:
-        return [tell(self.problem, perturbed(self.problem, by, 3), self.moved, self.step) for by in (SLACK, -SLACK)]
+    def far(self) -> list[Truth]:
+        return [truth_at(self.problem, perturbed(self.problem, by, 3), self.moved, self.step) for by in (SLACK, -SLACK)]
 
     def cotangents(self, name: str) -> list[np.ndarray] | None:
         """G without cancellation in ⟨G, derivative⟩, random if there is no derivative.
 
         Outputs of different sizes contribute equally, so that none hides the others.
         """
-        told, value = self.tells[0][name], self.tells[0].value
+        truth, value = self.truths[0][name], self.truths[0].value
         if isinstance(value, ArithmeticError) or any(m is None for m in value):
             return None
         sizes = [norm(m) for m in value]
@@ -469,8 +469,8 @@ class Judge:
             size = self.problem.rng.choice([0.5, 0.625, 0.75, 0.875, 1.0], len(m))
             if sizes[k]:  # a power of two within the range of the dtype
                 size = size * 2.0 ** round(math.log2(max(least / sizes[k], lowest**0.5)))
-            if not isinstance(told, ArithmeticError):
-                size = size * np.array([-1.0 if x < 0 else 1.0 for x in told[k]])
+            if not isinstance(truth, ArithmeticError):
+                size = size * np.array([-1.0 if x < 0 else 1.0 for x in truth[k]])
             out.append(size)
         return out
 
@@ -484,7 +484,7 @@ class Judge:
 
     def spread(self, name: str, k: int):
         """How much rounding of the inputs changes output k of the reference; None if it may not exist there."""
-        around = [t[name] for t in self.tells]
+        around = [t[name] for t in self.truths]
         if any(isinstance(t, ArithmeticError) or t[k] is None for t in around):
             return None
         changes = (max((abs(x - y) for x, y in zip(t[k], around[0][k], strict=True)), default=mpf(0)) for t in around)
@@ -502,7 +502,7 @@ class Judge:
 
     def factors(self, name: str, k: int):
         """The size of the terms that ``seen`` combines: the largest relative change of an output times output k."""
-        parts = zip(self.tells[0][name], self.tells[0].value, strict=True)
+        parts = zip(self.truths[0][name], self.truths[0].value, strict=True)
         ratio = max((norm(m) / (norm(v) or 1) for m, v in parts if m is not None), default=mpf(0))
         return max(self.ordinary(name, k), ratio * min(self.sizes(k)))
 
@@ -511,25 +511,25 @@ class Judge:
         row, info = self.problem.row, torch.finfo(tensors[0].dtype if tensors else self.problem.dtype)
         eps = max(info.eps, torch.finfo(self.problem.dtype).eps) if row.composed or not tensors else info.eps
         digits = DIGITS[name] + (10 * row.unit if row.unit > ROUNDING else 0)
-        told = self.tells[0][name][k]
-        size, spread = norm(told), self.spread(name, k)
+        truth = self.truths[0][name][k]
+        size, spread = norm(truth), self.spread(name, k)
         if spread is None:
-            return told, None, size
+            return truth, None, size
         own = digits * max(size, self.ordinary(name, k)) + 2 * eps * size + self.noise(k)
         own += 8 * eps * self.factors(name, k) if row.composed else 0
-        return told, spread + own, size
+        return truth, spread + own, size
 
     def of_output(self, name: str, tensors: list[torch.Tensor], k: int) -> tuple[str, bool]:
         """The verdict on output k of the value or tangent, and whether it is determined."""
-        told, allowed, size = self.tolerance(name, tensors, k)
+        truth, allowed, size = self.tolerance(name, tensors, k)
         got, info = numbers(tensors[k]), torch.finfo(tensors[k].dtype)
-        if got == told:
+        if got == truth:
             return "exact", False
         tiny = 4 * info.tiny * (1 + mpf(max((_peak(m.velocity) for m in self.moved if m), default=0.0)))
         if allowed is None or allowed > max(size / 2 + tiny, self.stable * self.ordinary(name, k)):
             return self.of_size(name, got, k, info), False
         worst = "exact"
-        for x, y in zip(got, told, strict=True):
+        for x, y in zip(got, truth, strict=True):
             beyond = math.isinf(x) and mpmath.sign(x) * y + allowed > 0.99 * mpf(info.max)
             if not beyond and not abs(mpf(x) - y) <= allowed + tiny:
                 worst = "silently wrong"
@@ -542,7 +542,7 @@ class Judge:
         """The verdict on an undetermined output: not NaN, and as large as near the inputs."""
         if any(map(math.isnan, got)):
             return "silently wrong"
-        near = [t[name] for t in (*self.tells, *self.far)]
+        near = [t[name] for t in (*self.truths, *self.far)]
         sizes = [norm(t[k]) for t in near if not isinstance(t, ArithmeticError) and t[k] is not None]
         least, most = min(sizes, default=mpf(0)), max(sizes, default=mpf(0))
         has_pole = len(sizes) < len(near) or most > 1e6 * least
@@ -566,12 +566,12 @@ class Judge:
                 total += mpf(a) * mpf(b)
                 squares += (mpf(a) * mpf(b)) ** 2 if math.isfinite(a) else 0
                 count += 1
-        told = [t[name] for t in self.tells]
+        truth = [t[name] for t in self.truths]
         infos = [torch.finfo(t.dtype) for t in gradients]
         eps, most = max(i.eps for i in infos), min(mpf(i.max) for i in infos)
         peak = mpf(max(_peak(v) for v in velocities))
         tiny = 4 * count * max(i.tiny for i in infos) * peak * (peak + 1 if name == "second" else 1)
-        if any(isinstance(t, ArithmeticError) for t in told):
+        if any(isinstance(t, ArithmeticError) for t in truth):
             return _of_no_derivative(gradients), False
 
         def pair(t):
@@ -582,7 +582,7 @@ class Judge:
         def weighted(size):
             return sum((len(g) * _peak(g) * (size(k) or 0) for k, g in enumerate(cotangents)), mpf(0))
 
-        center, *others = map(pair, told)
+        center, *others = map(pair, truth)
         spread = max(abs(p - center) * SLACK / abs(by) for p, (by, _) in zip(others, self.changes, strict=True))
         spread = max(spread, *((self.spread(name, k) or 0) * _peak(g) for k, g in enumerate(cotangents)))
         row, ordinary = self.problem.row, weighted(lambda k: self.ordinary(name, k))
@@ -600,7 +600,7 @@ class Judge:
         right, unclear_rank = abs(total - center) <= allowed + tiny, self.problem.drops()
         if allowed > max(abs(center) / 2 + tiny, self.stable * ordinary) or (not right and unclear_rank):
             sizes = [abs(pair(t[name])) for t in self.far if not isinstance(t[name], ArithmeticError)]
-            parts = [norm(told[0][k]) * _peak(g) for k, g in enumerate(cotangents)]
+            parts = [norm(truth[0][k]) * _peak(g) for k, g in enumerate(cotangents)]
             most = 64 * max((*sizes, abs(center), *map(abs, others), ordinary, *parts))
             wrong = len(sizes) == len(self.far) and abs(total) > most + allowed
             return ("silently wrong" if wrong else "undetermined"), False
@@ -651,55 +651,55 @@ def judge(problem: Problem, mutations: bool = False) -> dict:
         moved = motions(problem) if finite else [None if a.dtype.kind == "i" else Motion(0 * a) for a in problem.arrays]
         if not finite:
             return {"verdicts": {"value": _of_not_finite(problem, moved, details)}, "details": details, "caught": {}}
-        court = Judge(problem, moved, mpf(10) ** -(span + 40))
+        checker = Checker(problem, moved, mpf(10) ** -(span + 40))
         outs = None
         for name in names:
             verdict, determined, cotangents = None, False, None
-            told = court.tells[0][name]
+            truth = checker.truths[0][name]
             try:
                 if name in ("gradient", "second"):
-                    raw = court.cotangents(name)
+                    raw = checker.cotangents(name)
                     if raw is None or outs is None:
                         continue
-                    cotangents = court.shaped(raw, outs)
+                    cotangents = checker.shaped(raw, outs)
                 got = answer(problem, name, moved, cotangents)
                 outs = got if name == "value" else outs
             except Exception as error:
                 if problem.partners is not problem.arrays and problem.layout in ("beside", "behind"):
                     return judge(replace(problem, partners=problem.arrays), mutations)  # the partner may be at fault
-                verdict = of_error(error, _of_refusal(court, name) == "needless error", problem.is_checked)
+                verdict = of_error(error, _of_refusal(checker, name) == "needless error", problem.is_checked)
                 details[name] = f"{type(error).__name__}: {error}"[:300]
             else:
                 if any(torch.isnan(t).any() for t in got) and not problem.is_checked:
-                    verdict, details[name] = _of_refusal(court, name), "NaN"
-                elif isinstance(told, ArithmeticError):
-                    verdict = _of_undefined(court, got) if name == "value" else _of_no_derivative(got)
+                    verdict, details[name] = _of_refusal(checker, name), "NaN"
+                elif isinstance(truth, ArithmeticError):
+                    verdict = _of_undefined(checker, got) if name == "value" else _of_no_derivative(got)
                 elif name in ("gradient", "second"):
-                    rows = [lambda g, name=name, raw=raw: court.of_gradient(name, g, raw)]
+                    rows = [lambda g, name=name, raw=raw: checker.of_gradient(name, g, raw)]
                 else:
                     rows = [
-                        lambda g, name=name, k=k: court.of_output(name, g, k)
-                        for k in range(len(told))
-                        if told[k] is not None
+                        lambda g, name=name, k=k: checker.of_output(name, g, k)
+                        for k in range(len(truth))
+                        if truth[k] is not None
                     ]
                 if verdict is None:
                     found = [row(got) for row in rows]
                     verdict = max((v for v, _ in found), key=VERDICTS.index, default="exact")
                     determined = bool(found) and all(d for _, d in found)
                 if verdict == "silently wrong":
-                    details[name] = _describe(court, name, got)
+                    details[name] = _describe(checker, name, got)
                     if any(torch.isinf(t).any() for t in got) and not problem.is_checked:
-                        verdict = _of_refusal(court, name)
+                        verdict = _of_refusal(checker, name)
                 if mutations and verdict == "exact" and determined:
                     for kind, mutate in MUTATIONS.items():
                         changed = [mutate(t) for t in got]
                         if changes_by_a_tenth(got, changed):
                             caught[f"{name} {kind}"] = any(row(changed)[0] == "silently wrong" for row in rows)
             verdicts[name] = verdict
-            if isinstance(court.tells[0].value, ArithmeticError) or (name == "value" and outs is None):
+            if isinstance(checker.truths[0].value, ArithmeticError) or (name == "value" and outs is None):
                 break
         if any(issubclass(w.category, errors.NumericalWarning) for w in heard):
-            if all(v == "exact" for v in verdicts.values()) and all(_is_determined(court, n) for n in verdicts):
+            if all(v == "exact" for v in verdicts.values()) and all(_is_determined(checker, n) for n in verdicts):
                 verdicts["warning"] = "needless error"
             verdicts = {k: "clear error" if v == "silently wrong" and k != "value" else v for k, v in verdicts.items()}
     return {"verdicts": verdicts, "details": details, "caught": caught}
@@ -717,19 +717,18 @@ def _of_not_finite(problem, moved, details) -> str:
     return "clear error" if bad and not problem.is_checked else "silently wrong"
 
 
-def _of_refusal(court: Judge, name: str) -> str:
-    return "needless error" if _is_determined(court, name) and _is_moderate(court.problem) else "clear error"
+def _of_refusal(checker: Checker, name: str) -> str:
+    return "needless error" if _is_determined(checker, name) and _is_moderate(checker.problem) else "clear error"
 
 
-def _of_undefined(court: Judge, got: list[torch.Tensor]) -> str:
+def _of_undefined(checker: Checker, got: list[torch.Tensor]) -> str:
     """The verdict on numbers where the reference has none."""
-    near = [t.value for t in (*court.tells, *court.far)]
+    near = [t.value for t in (*checker.truths, *checker.far)]
     if not any(t.numel() for t in got):
         return "exact"
     if any(not isinstance(t, ArithmeticError) for t in near):
-        return max(
-            (court.of_size("value", numbers(t), k, torch.finfo(t.dtype)) for k, t in enumerate(got)), key=VERDICTS.index
-        )
+        found = (checker.of_size("value", numbers(t), k, torch.finfo(t.dtype)) for k, t in enumerate(got))
+        return max(found, key=VERDICTS.index)
     if isinstance(near[0], Overflow) and any(torch.isinf(t).any() for t in got):
         return "exact"
     return "silently wrong"
@@ -739,17 +738,17 @@ def _of_no_derivative(got: list[torch.Tensor]) -> str:
     return "silently wrong" if any(torch.isnan(t).any() for t in got) else "undetermined"
 
 
-def _is_determined(court: Judge, name: str) -> bool:
+def _is_determined(checker: Checker, name: str) -> bool:
     """Whether the reference has three digits, fits the dtype, and exists if inputs are rounded to their dtype."""
-    problem, told = court.problem, court.tells[0][name]
+    problem, truth = checker.problem, checker.truths[0][name]
     info = torch.finfo(min(problem.dtypes, key=lambda t: torch.finfo(t).bits))
-    if isinstance(told, ArithmeticError) or any(m is None for m in told):
+    if isinstance(truth, ArithmeticError) or any(m is None for m in truth):
         return False
-    parts = [court.tolerance(name, None, k) for k in range(len(told))]
+    parts = [checker.tolerance(name, None, k) for k in range(len(truth))]
     if not all(a is not None and (a <= DETERMINED * s and 1e3 * info.tiny < s < info.max / 1e3) for _, a, s in parts):
         return False
     amount = 64 * max(info.eps, ROUNDING) / problem.row.unit
-    near = [tell(problem, perturbed(problem, by, 4), court.moved, court.step)[name] for by in (amount, -amount)]
+    near = [truth_at(problem, perturbed(problem, by, 4), checker.moved, checker.step)[name] for by in (amount, -amount)]
     return all(
         not isinstance(t, ArithmeticError) and t[k] is not None and abs(norm(t[k]) - s) < s / 2
         for t in near
@@ -763,11 +762,11 @@ def _is_moderate(problem: Problem) -> bool:
     return all(1e-12 < x < 1e12 or x == 0 for x in values)
 
 
-def _describe(court: Judge, name: str, got: list[torch.Tensor]) -> list:
-    told = court.tells[0][name]
-    if isinstance(told, ArithmeticError):
-        return [f"undefined: {told}", [numbers(t)[:6] for t in got]]
+def _describe(checker: Checker, name: str, got: list[torch.Tensor]) -> list:
+    truth = checker.truths[0][name]
+    if isinstance(truth, ArithmeticError):
+        return [f"undefined: {truth}", [numbers(t)[:6] for t in got]]
     if name in ("gradient", "second"):
-        return [court.note]
-    expected = [None if m is None else [mpmath.nstr(x, 8) for x in m[:6]] for m in told]
+        return [checker.note]
+    expected = [None if m is None else [mpmath.nstr(x, 8) for x in m[:6]] for m in truth]
     return [[numbers(t)[:6] for t in got], expected]

@@ -44,7 +44,7 @@ def test_methods_are_deterministic_and_return_eight_maps_of_the_image_size(name)
     assert len(first) == (1 if name == "one_region" else 8)
 
 
-def test_humans_by_hand():
+def test_leave_one_out_scores_of_human_maps():
     half, whole = [[0, 0, 1, 1]], [[0, 0, 0, 0]]
     row = humans_leave_one_out("a", [half, half, whole])
     # half covers whole by 1/2 and whole covers half by 1/2; half covers half by 1.
