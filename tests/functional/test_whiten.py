@@ -187,3 +187,10 @@ def test_samples_whose_rounding_is_larger_than_eps_are_rejected():
     x = 1e30 * torch.tensor([[0.1, 0.3], [0.1, 0.3]], dtype=torch.float64)
     with pytest.raises(DomainError, match="below the rounding error of samples"):
         whiten(x, weight=torch.tensor([0.3, 0.9], dtype=torch.float64), eps=1e8)
+    for method in ("zca", "pca"):  # a plane in four dimensions, far larger than ε
+        y = 1e13 * torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        y[1] *= 1e-13
+        assert whiten(y, eps=0.01, method=method, check=False).isnan().all((-2, -1)).tolist() == [True, False]
+    large = torch.diag(torch.tensor([1e20, 0.0], dtype=torch.float64))
+    statistics = {"mean": torch.zeros(2).double(), "covariance": large}
+    assert whiten(x, eps=0.01, method="pca", check=False, **statistics).isnan().all()

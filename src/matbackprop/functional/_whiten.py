@@ -16,8 +16,8 @@ from matbackprop.checks import (
     check_option,
     check_weight,
     check_weight_totals,
-    nan_where,
     prepare,
+    raise_or_nan,
 )
 from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._eigh import eigh, positive_phase
@@ -53,17 +53,20 @@ def covariance_of(x: Tensor, fraction: Tensor, mean: Tensor) -> Tensor:
     return symmetrize(product((fraction.unsqueeze(-1) * centered).mH, centered))
 
 
-def _check_variances(values: Tensor, eps: float) -> None:
-    """Raise if a given covariance has negative eigenvalues, or ε is below the rounding error of zero eigenvalues."""
-    check_positive(values + eps, eps, "covariance")
+def _resolved_variances(values: Tensor, eps: float, check: bool, data: torch.dtype) -> Tensor:
+    """Raise, or return NaN, if variances are negative, or ε is below the rounding error of variances of zero."""
+    variances = without_rounding(values.detach(), data)
     if not values.numel():
-        return
-    least, most = values.amin(-1), values.amax(-1)
-    if bool((least.clamp_min(0) + eps < 1e3 * torch.finfo(values.dtype).eps * most).any()):
-        raise DomainError(
-            f"eps={eps} is below the rounding error of variances between {float(least.min()):.3g} and "
-            f"{float(most.max()):.3g}. Raise eps, scale the samples down, or drop channels without variance."
-        )
+        return values
+    if check:
+        check_positive(variances + eps, eps, "covariance")
+    least, most = variances.amin(-1), variances.amax(-1)
+    bad = ~((least + eps > 0) & (least.clamp_min(0) + eps >= 1e3 * torch.finfo(values.dtype).eps * most))
+    fault = (
+        f"covariance need a larger eps: {eps} is below the rounding error of variances. Raise eps, scale the samples "
+        f"down, or drop channels without variance."
+    )
+    return raise_or_nan(bad, values, check, DomainError, fault)
 
 
 def whiten(
@@ -156,10 +159,8 @@ def _by_samples(
         root = second_order_pool(
             rows, eps=eps, function="inv_sqrt", weight=fraction, center=True, check=False, precision=inside
         )
-        gain, y = torch.linalg.matrix_norm(root.detach()), product(centered, root)
-    if check:
-        _check_eps(rows, eps, gain)
-    return y
+        gain, y = torch.linalg.matrix_norm(root.detach()).unsqueeze(-1), product(centered, root)
+    return _resolved(y, rows, eps, gain, check)
 
 
 def _by_statistics(
@@ -172,10 +173,7 @@ def _by_statistics(
         root = prepared_inverse_root(ready, covariance.dtype, 2, eps, name="covariance")
         return product(centered, root.expand(square))
     values, axes = eigh(covariance.to(rows.dtype), ties=ties, check=check, precision=inside)
-    variances = without_rounding(values.detach(), covariance.dtype)
-    if check:
-        _check_variances(variances, eps)
-    values = nan_where((variances + eps <= 0).any(-1), values)
+    values = _resolved_variances(values, eps, check, covariance.dtype)
     return _components(values, axes, product(centered, axes.expand(square)), eps)
 
 
@@ -185,15 +183,14 @@ def _components(values: Tensor, axes: Tensor, rotated: Tensor, eps: float) -> Te
     return y.flip(-1)
 
 
-def _check_eps(rows: Tensor, eps: float, gain: Tensor) -> None:
-    """Raise if the rounding error of the samples, times the largest gain 1/√(λ + ε), is too large."""
-    largest = float(rows.detach().abs().max()) if rows.numel() else 0.0
-    most = float(gain.detach().max()) if gain.numel() else 0.0
-    if largest * torch.finfo(rows.dtype).eps * most > 1e-3 or eps < 1e-90:
-        raise DomainError(
-            f"eps={eps} is below the rounding error of samples with entries up to {largest:.3g}. Raise eps, or scale "
-            f"the samples down."
-        )
+def _resolved(y: Tensor, rows: Tensor, eps: float, gain: Tensor, check: bool) -> Tensor:
+    """Raise, or return NaN, if the rounding error of samples times the largest gain 1/√(λ + ε) is too large."""
+    if rows.numel() == 0:
+        return y
+    size, rounding = rows.detach().abs().amax((-2, -1)), torch.finfo(rows.dtype).eps
+    bad = ~(size * rounding * gain.detach().amax(-1) <= 1e-3) | (eps < 1e-90)
+    fault = f"x need a larger eps: {eps} is below the rounding error of samples. Raise eps, or scale the samples down."
+    return raise_or_nan(bad, y, check, DomainError, fault)
 
 
 def _check_statistics(x: Tensor, weight: Tensor | None, mean: Tensor | None, covariance: Tensor | None) -> None:
