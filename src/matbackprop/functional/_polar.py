@@ -49,12 +49,9 @@ class _SkewSolve(Operation):
 
     @staticmethod
     def forward(p: Tensor, c: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        inside = vectors.mH @ (0.5 * (c - c.mH)) @ vectors
-        sums = values.unsqueeze(-1) + values.unsqueeze(-2)
-        absent = sums == 0
-        if not c.is_complex():  # the diagonal of a real skew matrix is zero, of a complex one imaginary
-            absent = absent | torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
-        return vectors @ (inside * torch.where(absent, torch.inf, sums).reciprocal()) @ vectors.mH
+        inside, sums = vectors.mH @ c @ vectors, values.unsqueeze(-1) + values.unsqueeze(-2)
+        rates = torch.where(sums == 0, torch.inf, sums).reciprocal()
+        return vectors @ (0.5 * (inside - inside.mH) * rates) @ vectors.mH  # the diagonal is exactly zero, or imaginary
 
     @staticmethod
     def adjoint(saved: _Saved, needed: Sequence[bool], g: Tensor) -> Any:
