@@ -13,7 +13,6 @@ from matbackprop.divided_differences import FunctionLike, Given, SpectralFunctio
 from matbackprop.errors import ShapeError
 from matbackprop.functional._eigh import Eigenpairs
 from matbackprop.functional._function import Operation, apply
-from matbackprop.functional._labels import gather_rows
 from matbackprop.functional._linear_solve import definite_factor
 from matbackprop.functional._matrix_function import of_known_spectrum
 from matbackprop.functional._spectrum import Spectrum
@@ -43,7 +42,12 @@ def descending(a: Tensor, unit: Tensor | None = None) -> Tensor:
 
 def permuted(a: Tensor, order: Tensor) -> Tensor:
     """The rows and columns of A in an order."""
-    return gather_rows(gather_rows(a, order).mT, order).mT
+    index = a.shape[-1] * order.unsqueeze(-1) + order.unsqueeze(-2)
+    return a.flatten(-2).gather(-1, index.flatten(-2)).reshape(a.shape)
+
+
+def with_rows(a: Tensor, order: Tensor) -> Tensor:
+    return a.gather(-2, order.unsqueeze(-1).expand(a.shape))
 
 
 def spectrum_of_pencil(a: Tensor, lower: Tensor | None = None, inverse: bool = False) -> tuple[Tensor, Tensor]:
@@ -51,12 +55,8 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor | None = None, inverse: bool = F
 
     In this order, terms with the derivative of a Cholesky factor do not cancel in functions of `Reduced` pencils. The
     error of eigenvalues is relative to the largest. If A is positive definite and the spectrum is too wide, it is
-    recomputed from the Cholesky factor of A (`_graded_spectrum`). Without L, the matrix is A.
+    recomputed from the Cholesky factor of A (`_graded_spectrum`). Without L, the matrix is A. NaN if L is.
     """
-    bad = None
-    if lower is not None:  # NaN if B is not definite, which LAPACK does not accept
-        bad = lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)
-        lower = torch.where(bad[..., None, None], eye_like(lower), lower)
 
     def carry(x: Tensor, inverse: bool = inverse) -> Tensor:
         if lower is None:
@@ -70,13 +70,9 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor | None = None, inverse: bool = F
         root = torch.where(definite[..., None, None], root, eye)
         dual = torch.linalg.solve_triangular(root, eye, upper=False).mH
         exact, u, unresolved = _graded_spectrum(carry(root), carry(dual, not inverse))
-        lost = definite & unresolved
-        bad = lost if bad is None else bad | lost
-        values = torch.where(definite.unsqueeze(-1), exact, values)
-        vectors = torch.where(definite[..., None, None], u, vectors)
-    if inverse:
-        values, vectors = values.flip(-1), vectors.flip(-1)
-    return nan_where(bad, values), nan_where(bad, vectors)
+        values = torch.where(definite.unsqueeze(-1), nan_where(unresolved, exact), values)
+        vectors = torch.where(definite[..., None, None], nan_where(unresolved, u), vectors)
+    return (values.flip(-1), vectors.flip(-1)) if inverse else (values, vectors)
 
 
 def _graded_spectrum(r: Tensor, dual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,7 +124,7 @@ class Reduced(NamedTuple):
         factor = definite_factor(permuted(b.detach(), order))
         values, u = spectrum_of_pencil(permuted(a.detach(), order), factor, inverse)
         back = order.argsort(-1)
-        v, w = (gather_rows(t, back) for t in (torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u))
+        v, w = (with_rows(t, back) for t in (torch.linalg.solve_triangular(factor.mH, u, upper=True), factor @ u))
         return cls.at(a, symmetrize(v.mH @ b @ v), values, v, w, inverse)
 
     @classmethod

@@ -46,8 +46,10 @@ def outside_domain(lam: Tensor, function: SpectralFunction) -> Tensor:
 
 
 def check_domain(lam: Tensor, function: SpectralFunction, what: str, fix: str) -> None:
-    if lam.numel() and function.domain != "real" and bool(outside_domain(lam, function).any()):
-        nearest = lam.flatten()[lam.abs().argmin()] if function.domain == "nonzero" else lam.min()
+    if lam.numel() == 0 or function.domain == "real":
+        return
+    nearest = (lam.abs() if function.domain == "nonzero" else lam).min()
+    if bool(outside_domain(nearest, function)):
         raise DomainError(
             f"{function.name} needs {function.domain} eigenvalues; the smallest of {what} is {float(nearest):.3g} and "
             f"the largest {float(lam.max()):.3g}. {fix}"
@@ -72,7 +74,7 @@ def without_rounding(lam: Tensor, dtype: torch.dtype, domain: Domain = "nonnegat
         return lam
     negative, positive = zero_interval(dtype, lam.dtype, lam.shape[-1], domain)
     if lam.is_cpu and values_checkable(lam):  # the usual case, in a third of the time
-        least, most = float(lam[..., 0].min()), float(lam[..., -1].max())
+        least, most = map(float, lam.aminmax())
         if least > positive * most:
             return lam
     largest = lam.abs().amax(-1, keepdim=True)

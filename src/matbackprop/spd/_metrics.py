@@ -23,8 +23,8 @@ from matbackprop.functional._generalized_eigh import (
     diagonal_spectrum,
     permuted,
     spectrum_of_pencil,
+    with_rows,
 )
-from matbackprop.functional._labels import gather_rows
 from matbackprop.functional._matrix_function import of_known_spectrum
 from matbackprop.functional._polar import polar_factors
 from matbackprop.functional._spectrum import Spectrum, spectral
@@ -47,7 +47,7 @@ def spectrum_of(a: Tensor) -> Spectrum:
     """The spectrum of positive definite matrices, accurate for channels in different units."""
     order = descending(a)
     values, vectors = spectrum_of_pencil(permuted(a.detach(), order))
-    return Spectrum(values, gather_rows(vectors, order.argsort(-1)))
+    return Spectrum(values, with_rows(vectors, order.argsort(-1)))
 
 
 def _squared(a: Tensor) -> Tensor:
