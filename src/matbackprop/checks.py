@@ -342,10 +342,8 @@ def check_symmetric(a: Tensor, name: str, unit: float = 0.0) -> bool:
     return False
 
 
-def parameter_tensor(p: float | Tensor | None, name: str, batch: torch.Size, like: Tensor) -> Tensor | None:
+def parameter_tensor(p: float | Tensor, name: str, batch: torch.Size, like: Tensor) -> Tensor:
     """Convert a number or a tensor to one value per matrix ``(*batch,)``, without synchronization."""
-    if p is None:
-        return None
     if not isinstance(p, Tensor):
         value = torch.scalar_tensor(p, dtype=real_dtype(like.dtype), device=like.device)
         return value.expand(batch) if batch else value

@@ -285,9 +285,6 @@ def matrix_log(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Raises:
         DomainError: an eigenvalue is not positive.
 
-    Gradient:
-        As in `matrix_function`.
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_log(torch.eye(2) * 2).diagonal()
@@ -333,9 +330,6 @@ def matrix_inv_sqrt(a: Tensor, *, check: bool | None = None, precision: torch.dt
     Raises:
         DomainError: an eigenvalue is not positive.
 
-    Gradient:
-        As in `matrix_function`.
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_inv_sqrt(torch.eye(2) * 4).diagonal()
@@ -357,9 +351,6 @@ def matrix_exp(a: Tensor, *, check: bool | None = None, precision: torch.dtype |
     Raises:
         DomainError: the result overflows.
 
-    Gradient:
-        As in `matrix_function`.
-
     Example:
         >>> import torch, matbackprop
         >>> matbackprop.matrix_exp(torch.zeros(2, 2)).diagonal()
@@ -380,9 +371,6 @@ def matrix_inverse(a: Tensor, *, check: bool | None = None, precision: torch.dty
 
     Raises:
         DomainError: an eigenvalue is zero.
-
-    Gradient:
-        As in `matrix_function`.
 
     Example:
         >>> import torch, matbackprop

@@ -456,7 +456,7 @@ def _pool(
 ) -> Tensor:
     """C in the dtype of X, in torch operations."""
     x, w = _prepare_weight(weight, x)
-    shift = cast(Tensor, parameter_tensor(eps, "eps", x.shape[:-2], x))
+    shift = parameter_tensor(eps, "eps", x.shape[:-2], x)
     g = bind_params(function, given, x.shape[:-2], x)
     function, p = g.function, g.p
     if check_values:
@@ -494,7 +494,7 @@ def _pool_by_kernels(
 ) -> Tensor:
     if isinstance(eps, Tensor):  # a number is passed by value, because a tensor would cost a launch
         batch = f.shape[:-2] if weight is None else weight.shape[:-1]
-        eps = cast(Tensor, parameter_tensor(eps, "eps", batch, torch.empty((), dtype=torch.float64, device=f.device)))
+        eps = parameter_tensor(eps, "eps", batch, torch.empty((), dtype=torch.float64, device=f.device))
     return pool_kernels.pool(f, weight, eps, function, center, _pool_in_general)
 
 

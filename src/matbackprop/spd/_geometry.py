@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor
 
@@ -134,7 +132,7 @@ def geodesic(
     x, y = given.matrices
     if isinstance(t, Tensor):
         check_floating(t, "t")
-        t = cast(Tensor, parameter_tensor(t, "t", x.shape[:-2], x))
+        t = parameter_tensor(t, "t", x.shape[:-2], x)
     if given.check_values:
         check_finite(torch.as_tensor(t), "t")
     with autocast_off(a.device.type):
