@@ -59,7 +59,7 @@ class LabeledImages(NamedTuple):
         ``rescale`` scales features and weights to avoid overflow. Without checks, features become NaN if they are out
         of range or a weight or label is invalid.
         """
-        f, mass, labeled, k = self.f, self.weight, self._labeled().to(self.dtype), self.num_labels
+        f, mass, labeled, k = self.f, self.weight, (self.labels >= 0).to(self.dtype), self.num_labels
         if rescale and not self.checked:
             f = nan_where(out_of_range(f, self.dtype, "products"), f)
         elif rescale:
@@ -78,16 +78,17 @@ class LabeledImages(NamedTuple):
         weight = labeled if mass is None else labeled * mass.to(self.dtype)
         return LabeledRows(f, weight, self.labels.clamp(0, k - 1).long(), k)
 
-    def _labeled(self) -> Tensor:
-        return (self.labels >= 0) & (self.labels < self.num_labels)
-
     def average(self, value: Tensor) -> Tensor:
         """Return the mean over the annotators with labels, in the dtype of ``f``; those with only −1 are padding."""
         if self.annotators:
-            present = self._labeled() if self.weight is None else self._labeled() & (self.weight > 0)
-            counts = present.any(-1).to(value.dtype)
+            counts = counting_rows(self.labels, self.weight).any(-1).to(value.dtype)
             value = (value * counts).sum(-1) / counts.sum(-1).clamp(min=1)
         return value.to(self.f.dtype)
+
+
+def counting_rows(labels: Tensor, weight: Tensor | None) -> Tensor:
+    """Return which rows have a label and a positive weight."""
+    return labels >= 0 if weight is None else (labels >= 0) & (weight > 0)
 
 
 def check_labels(labels: Tensor, rows: Tensor) -> None:
@@ -149,7 +150,7 @@ def check_label_values(labels: Tensor, weight: Tensor | None, num_labels: int, a
             f"labels must be in −1 … {num_labels - 1} (num_labels={num_labels}), got values from {low} to {high}. "
             f"Mark rows to ignore with −1."
         )
-    labeled = labels >= 0 if weight is None else (labels >= 0) & (weight > 0)
+    labeled = counting_rows(labels, weight)
     present = labeled.flatten(-2).any(-1) if annotators else labeled.any(-1)
     if not bool(present.all()):
         raise LabelError(
