@@ -27,8 +27,6 @@ def mapped(function):
     return lambda *args: vmap(function)(*(t.unsqueeze(0) for t in args))
 
 
-UNCHECKED = {"vmap": mapped, "compile": compiled}
-
 # An operator, inputs for which it is undefined, and the error.
 UNDEFINED = {
     "linear_solve": (lambda a, **o: mb.linear_solve(a, a[..., 0], symmetric=True, **o), INDEFINITE, DomainError),

@@ -8,7 +8,6 @@ from matbackprop import eigh
 N = 4
 X, DX = spd(N), sym(matrix(N, N, seed=1))
 VALUES, U = torch.linalg.eigh(X)
-SIGMA = torch.diag(VALUES)
 K_TILDE = inverse_gaps(VALUES)
 K = inverse_gaps(VALUES**2)
 G_U, G_SIGMA = matrix(N, N, seed=2), matrix(N, N, seed=3)
