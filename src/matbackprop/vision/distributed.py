@@ -8,9 +8,13 @@ from typing import Any
 
 def is_first_process() -> bool:
     """Return whether this is the first process of a run. Works before the process group is initialized."""
-    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    names = ("RANK", "LOCAL_RANK", *(() if interactive else ("SLURM_PROCID",)))
-    return int(next((os.environ[name] for name in names if name in os.environ), 0)) == 0
+    variables = os.environ
+    if "RANK" in variables:
+        return int(variables["RANK"]) == 0
+    if "SLURM_PROCID" in variables and variables.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        return int(variables["SLURM_PROCID"]) == 0
+    node = int(variables.get("NODE_RANK", variables.get("GROUP_RANK", 0)))
+    return node == int(variables.get("LOCAL_RANK", 0)) == 0
 
 
 def gather(value: Any) -> list[Any]:
