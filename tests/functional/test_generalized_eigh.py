@@ -120,3 +120,11 @@ def test_vectors_of_a_singular_matrix_whose_cholesky_factor_exists():
     lam, u = generalized_eigh(a, b)
     torch.testing.assert_close(u.mT @ b @ u, torch.eye(4, dtype=torch.float64), rtol=0, atol=1e-13)
     torch.testing.assert_close(a @ u, b @ u * lam, rtol=0, atol=1e-13)
+
+
+def test_functions_of_a_pencil_with_a_singular_matrix_are_nan_without_checks():
+    a, b = torch.eye(2), torch.tensor([[1.0, 1.0], [1.0, 1.0 + torch.finfo(torch.float32).eps]])
+    with pytest.raises(DomainError, match="not positive definite"):
+        generalized_matrix_function(a, b, "sqrt")
+    batch = generalized_matrix_function(torch.stack([a, a]), torch.stack([b, a]), "sqrt", check=False)
+    assert bool(batch[0].isnan().all()) and bool(batch[1].isfinite().all())

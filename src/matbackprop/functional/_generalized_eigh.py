@@ -23,6 +23,11 @@ from matbackprop.solvers import batched_eigh, batched_svd
 from matbackprop.solvers.gram import largest_overlap, newton_step, squared_norms
 
 
+def _has_nan(lower: Tensor) -> Tensor:
+    """Return which results of `definite_factor` are NaN, ``(*batch,)``."""
+    return lower.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1)
+
+
 def congruent(lower: Tensor, a: Tensor) -> Tensor:
     """L⁻¹AL⁻ᵀ, which has the eigenvalues of the pencil (A, LLᵀ)."""
     half = torch.linalg.solve_triangular(lower, a, upper=False)
@@ -66,7 +71,7 @@ def spectrum_of_pencil(a: Tensor, lower: Tensor | None = None, inverse: bool = F
     values, vectors = batched_eigh(a if lower is None else symmetrize(carry(carry(a).mH)))
     if values.numel() and refinement_needed(ill_determined(values)):
         root, eye = definite_factor(a, a.dtype), eye_like(a)
-        definite = ~root.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1) & values.isfinite().all(-1)
+        definite = ~_has_nan(root) & values.isfinite().all(-1)
         root = torch.where(definite[..., None, None], root, eye)
         dual = torch.linalg.solve_triangular(root, eye, upper=False).mH
         exact, u, unresolved = _graded_spectrum(carry(root), carry(dual, not inverse))
@@ -304,9 +309,13 @@ def generalized_matrix_function(
     given = resolve_function(function, exponent, params)
     x, y = _prepare(a, b, check, precision)
     with autocast_off(a.device.type):
-        definite_factor(y.x.detach(), b.dtype, y.check_values)
+        bad = _not_definite(y, b.dtype, "b")
         out = Reduced.of(x.x, y.x, descending(y.x)).transformed(given, wants_check(x.check_values, x.x, *given[1]))
         if given[0].domain == "positive":  # rounding may hide a zero eigenvalue
-            factor = definite_factor(x.x.detach(), a.dtype, x.check_values, "a")
-            out = nan_where(factor.diagonal(dim1=-2, dim2=-1).real.isnan().any(-1), out)
-        return x.marked(y.marked(out)).to(a.dtype)
+            bad = bad | _not_definite(x, a.dtype, "a")
+        return x.marked(y.marked(nan_where(bad, out))).to(a.dtype)
+
+
+def _not_definite(ready: Prepared, dtype: torch.dtype, name: str) -> Tensor:
+    """Return which matrices ``(*batch,)`` are not positive definite, or raise if values are checked."""
+    return _has_nan(definite_factor(ready.x.detach(), dtype, ready.check_values, name))
