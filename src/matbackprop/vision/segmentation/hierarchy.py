@@ -67,19 +67,7 @@ class Hierarchy:
             >>> tree.levels([1, 2, 9]).tolist()
             [[0, 0, 0], [0, 0, 1], [0, 1, 2]]
         """
-        steps = [max(self.count - k, 0) for k in check_ks(ks)]
-        out = np.empty((len(steps), self.count), dtype=np.int32)
-        parent = np.arange(self.count)
-        done = 0
-        for index in np.argsort(steps, kind="stable"):
-            keep, gone = self.merges[done : steps[index]].T
-            parent[gone] = keep
-            done = max(done, steps[index])
-            root = parent
-            while not np.array_equal(root, root[root]):
-                root = root[root]
-            out[index] = np.unique(root, return_inverse=True)[1]
-        return out
+        return np.stack([_joined(self.count, self.merges[: max(self.count - k, 0)]) for k in check_ks(ks)])
 
 
 def watershed_regions(contours: ArrayLike) -> NDArray[np.int32]:
@@ -206,12 +194,13 @@ def unite_region(hierarchy: Hierarchy, labels: NDArray[np.integer], region: int)
     return labels.astype(np.int32)
 
 
-def _joined(count: int, pairs: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Return the component of each of ``count`` elements after joining pairs."""
-    part = np.arange(count)
-    for keep, gone in pairs:
-        part[part == part[gone]] = part[keep]
-    return part
+def _joined(count: int, pairs: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Return the component of each of ``count`` elements after joining pairs, numbered by their first elements."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    graph = coo_array((np.ones(len(pairs), bool), pairs.T), (count, count))
+    return connected_components(graph, directed=False)[1]
 
 
 def _renumbered(labels: NDArray[np.integer]) -> NDArray[np.int32]:
