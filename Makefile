@@ -27,12 +27,12 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .venv/.dev: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile "$(TORCH)" --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet "$(TORCH)" --editable ".[dev]"
 	touch .venv/.user $@
 
 .venv-newest/.test: pyproject.toml
 	test -x $(NEWEST)/python || $(PYTHON) -m venv .venv-newest
-	$(NEWEST)/python -m pip install --quiet --no-compile --upgrade torch torchvision timm --editable ".[test]"
+	$(NEWEST)/python -m pip install --quiet --upgrade torch torchvision timm --editable ".[test]"
 	touch $@
 
 demo: .venv/.user
