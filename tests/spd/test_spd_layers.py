@@ -163,7 +163,8 @@ def test_log_eig_accepts_rectified_matrices_in_low_precision(n, dtype):
     expected = matrix_clamp(x.double(), 1e-4)
     size = expected.diagonal(dim1=-2, dim2=-1).sqrt()
     error = (rectified.double() - expected).abs() / (size.unsqueeze(-1) * size.unsqueeze(-2))
-    assert float(error.max()) <= (n**0.5 + 5) * torch.finfo(dtype).eps
+    tolerance = 4 * torch.finfo(torch.float32).eps
+    assert float(error.max()) <= (n**0.5 + 1) * torch.finfo(dtype).eps + tolerance
     resolved = torch.diag(torch.tensor([0.0, 3.0])).to(dtype)
     assert torch.equal(spd.re_eig(resolved, 0.5), torch.diag(torch.tensor([0.5, 3.0])).to(dtype))
 

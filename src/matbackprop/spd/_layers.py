@@ -10,7 +10,7 @@ from matbackprop.errors import DomainError, ShapeError
 from matbackprop.functional._matrix_clamp import matrix_clamp
 from matbackprop.functional._matrix_function import matrix_log, matrix_power
 from matbackprop.functional._triangle import vectorize_symmetric
-from matbackprop.numerics import autocast_off, real_dtype, symmetrize, zero_tolerance
+from matbackprop.numerics import autocast_off, compute_dtype, real_dtype, symmetrize, zero_tolerance
 from matbackprop.spd._definite import exceed, prepare_definite
 from matbackprop.spd._metrics import of_matrix, spectrum_of
 
@@ -50,13 +50,17 @@ def check_threshold(threshold: float) -> None:
         raise DomainError(f"threshold must be positive, got {threshold}.")
 
 
+def _definite_tolerance(data: torch.dtype, precision: torch.dtype | None) -> float:
+    return zero_tolerance(data, compute_dtype(precision, data), 1)
+
+
 def re_eig(
     x: Tensor, threshold: float = 1e-4, *, check: bool | None = None, precision: torch.dtype | None = None
 ) -> Tensor:
     r"""Rectify eigenvalues, :math:`U\max(\Lambda, t)U^\top`; see `matrix_clamp`.
 
-    If t is below the rounding error of the result, diagonal entries are multiplied by 1 + (4 + √n)ε. This keeps the
-    rounded matrix positive definite, and `log_eig` accepts it.
+    If t is below the rounding error of the result, diagonal entries are multiplied by 1 + √n ε + τ, with ε of the
+    dtype of ``x`` and τ the tolerance of `log_eig`, which therefore accepts the rounded matrix.
 
     Args:
         x: symmetric matrices ``(*batch, n, n)``.
@@ -80,7 +84,7 @@ def re_eig(
     if y.shape[-1] == 0:
         return y
     diagonal = y.diagonal(dim1=-2, dim2=-1)
-    rounding = (4 + y.shape[-1] ** 0.5) * torch.finfo(y.dtype).eps
+    rounding = y.shape[-1] ** 0.5 * torch.finfo(y.dtype).eps + _definite_tolerance(y.dtype, precision)
     fine = threshold >= rounding * diagonal.detach().real.amax(-1, keepdim=True)
     return y + torch.diag_embed(torch.where(fine, 0, rounding * diagonal))
 
@@ -99,7 +103,8 @@ def log_eig(
         ``(*batch, n(n+1)/2)``, or ``(*batch, n, n)``.
 
     Raises:
-        DomainError: scaled to a unit diagonal, a matrix has an eigenvalue of at most 4ε.
+        DomainError: scaled to a unit diagonal, a matrix has an eigenvalue of at most τ = 4ε. 16-bit dtypes use the ε
+            of float32.
 
     Example:
         >>> import torch
@@ -111,8 +116,8 @@ def log_eig(
     with autocast_off(x.device.type):
         out = matrix_log(ready.x, check=check, precision=precision)
         out = vectorize_symmetric(out) if vectorize else out
-        definite = exceed(ready.x.detach(), zero_tolerance(x.dtype, ready.x.dtype, 1))
-        fault = "x are not positive definite to the precision of their dtype. Apply re_eig first."
+        definite = exceed(ready.x.detach(), _definite_tolerance(x.dtype, precision))
+        fault = "x are not positive definite to the precision of their dtype. Pass them through re_eig first."
         out = raise_or_nan(~definite, out, ready.check_values, DomainError, fault)
         return ready.marked(out).to(x.dtype)  # rounded once, after √2
 
