@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -183,12 +183,14 @@ class Table2(Experiment):
     def train(self) -> None:
         """Train and score every row that has a network, the first seed of all rows first."""
         network = lru_cache(1)(self.model)  # rows with one network follow each other
+
+        def score(row: Row, seed: int) -> dict[str, Any]:
+            return self.score(row, *network(row.preset, row.variant, row.zoom, seed), seed)
+
         for seed in self.config.seeds:
             for row in self.chosen.values():
                 if row.preset or row.variant:
-                    key = row.preset, row.variant, row.zoom, seed
-                    work = lambda row=row, key=key: self.score(row, *network(*key), key[-1])  # noqa: E731
-                    run = self.results.run(row.key, "seed", seed, self.provenance(row, seed), work)
+                    run = self.results.run(row.key, "seed", seed, self.provenance(row, seed), partial(score, row, seed))
                     scores = run["metrics"]["scores"]
                     log.info("%-40s %.4f (%.4f)", f"{row.key} {seed}", scores["paper_best"], scores["paper_average"])
 
